@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use zebu::block::{Device, OpenOptions, Policy};
 use zebu::names::{Source, protocol};
@@ -31,9 +31,11 @@ fn read(name: &OsStr) -> Result<Appliance, Failure> {
 /// Whether a file is the descriptor or the manifest of an appliance, or the archive that it is.
 pub fn has_file(name: &OsStr, path: &Path) -> bool {
     let name = Path::new(name);
-    [name, &name.with_extension("mf")]
-        .iter()
-        .any(|own| same_file::is_same(own, path))
+    let manifests = ["mf", "MF"].map(|ending| name.with_extension(ending));
+    let mut own = [name]
+        .into_iter()
+        .chain(manifests.iter().map(PathBuf::as_path));
+    own.any(|own| same_file::is_same(own, path))
 }
 
 fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {

@@ -115,6 +115,23 @@ impl NewImage {
         Ok(NewImage::Planned(plan))
     }
 
+    /// As [`NewImage::new`], for an image that is filled: it must be one that can be opened.
+    ///
+    /// # Errors
+    /// As for [`NewImage::new`], or if it could not be opened.
+    pub fn to_fill(
+        format: Format,
+        path: &Path,
+        size: u64,
+        options: &CreateOptions,
+    ) -> zebu::Result<Self> {
+        let image = NewImage::new(format, path, size, options, None)?;
+        if let NewImage::Planned(plan) = &image {
+            plan.check_opens()?;
+        }
+        Ok(image)
+    }
+
     /// Whether its disk is mapped to the file from the start.
     pub fn is_mapped(&self) -> bool {
         match self {

@@ -11,7 +11,7 @@ use crate::archive::{self, BLOCK, Member};
 use crate::checksum::{Algorithm, Checksum};
 use crate::descriptor::{Descriptor, DiskEntry};
 use crate::manifest::Manifest;
-use crate::{Error, Result, refused};
+use crate::{Error, Result, href, refused};
 
 /// Bytes of a descriptor or a manifest at most.
 const MAX_TEXT: u64 = 16 << 20;
@@ -162,22 +162,26 @@ impl Container<'_> {
     }
 
     fn disk(&self, entry: DiskEntry, manifest: &Manifest) -> Result<Disk> {
-        let stored = entry.file.map(|name| {
-            let name = in_folder(&name).to_owned();
-            let Some((path, offset, length)) = self.find(&name)? else {
-                return refused(format!(
-                    "There is no '{name}', the file of disk '{}'",
-                    entry.id
-                ));
-            };
-            Ok(Stored {
-                path,
-                offset,
-                length,
-                checksum: manifest.of(&name).cloned(),
-                packed: entry.packed,
-                name,
-            })
+        let stored = entry.file.map(|href| {
+            let names = href::names(&href);
+            for name in &names {
+                let Some((path, offset, length)) = self.find(name)? else {
+                    continue;
+                };
+                // A manifest may call it by either name.
+                let checksum = manifest.of(name);
+                let checksum = checksum.or_else(|| names.iter().find_map(|n| manifest.of(n)));
+                return Ok(Stored {
+                    path,
+                    offset,
+                    length,
+                    checksum: checksum.cloned(),
+                    packed: entry.packed,
+                    name: name.clone(),
+                });
+            }
+            let (name, id) = (&names[0], &entry.id);
+            refused(format!("There is no '{name}', the file of disk '{id}'"))
         });
         Ok(Disk {
             id: entry.id,
@@ -240,11 +244,6 @@ impl Container<'_> {
         read.map_err(Error::io(&path))?;
         Ok(Some(bytes))
     }
-}
-
-/// A name without what says that it is in the directory of the descriptor.
-pub(crate) fn in_folder(name: &str) -> &str {
-    name.strip_prefix("./").unwrap_or(name)
 }
 
 fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {

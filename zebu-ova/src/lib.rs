@@ -13,6 +13,7 @@ mod appliance;
 mod archive;
 mod checksum;
 mod descriptor;
+mod href;
 mod manifest;
 mod new;
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::appliance::in_folder;
 use crate::checksum::{Algorithm, Checksum};
+use crate::href::in_folder;
 use crate::{Result, refused};
 
 /// The checksums of files by name. Of several of one file the last counts.

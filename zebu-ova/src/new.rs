@@ -15,7 +15,7 @@ use quick_xml::escape::escape;
 use crate::archive::{self, BLOCK};
 use crate::checksum::{Algorithm, Checksum};
 use crate::manifest;
-use crate::{Error, Result, refused};
+use crate::{Error, Result, href, refused};
 
 /// Bytes of the longest name, so that those of all members fit into their headers.
 const MAX_NAME: usize = 80;
@@ -190,6 +190,7 @@ impl<'a> NewAppliance<'a> {
         let (mut files, mut disks, mut items) = (String::new(), String::new(), String::new());
         for (nth, (disk, length)) in self.disks.iter().zip(lengths).enumerate() {
             let (number, capacity, href) = (nth + 1, disk.capacity, self.name_of(nth));
+            let href = href::of_name(&href);
             let href = escape(&href);
             files += &format!(
                 "    <File ovf:id=\"file{number}\" ovf:href=\"{href}\" ovf:size=\"{length}\"/>\n"

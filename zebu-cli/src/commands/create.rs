@@ -112,10 +112,7 @@ fn create(
         options.set(key, value);
     }
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
-    let data_file = options.value("data_file").map(file_of).transpose()?;
     let backing = look_at_backing(&queue, arguments, name, &mut options)?;
-    let files: Vec<_> = [file.clone()].into_iter().chain(data_file).collect();
-    check_not_read(&options, name, backing.as_ref(), &files)?;
     let Some(size) = options.size("size") else {
         return Err("Image creation needs a size parameter".into());
     };
@@ -130,8 +127,9 @@ fn create(
         ),
         _ => e.to_string(),
     })?;
-    let others = image.other_files()?;
-    check_not_read(&options, name, backing.as_ref(), &others)?;
+    let mut files = image.other_files()?;
+    files.push(file.clone());
+    check_not_read(&options, name, backing.as_ref(), &files)?;
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)

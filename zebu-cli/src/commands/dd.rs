@@ -177,7 +177,7 @@ fn make_target(
     let file = file_of(name).map_err(Failure::new)?;
     let make = || {
         let options = CreateOptions::default();
-        let image = NewImage::new(format, &file.path, length, &options, None);
+        let image = NewImage::to_fill(format, &file.path, length, &options);
         let image = image.map_err(|e| e.to_string())?;
         let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack])?;
         match &image {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use clap::Parser;
 use zebu::block::{Device, FileSpec, Format};
 use zebu::jobs::{
-    self, CompressOptions, ConvertEvent, ConvertOptions, CreateValue, CreateValues, PlanRequest,
-    Target,
+    self, CompressOptions, ConvertEvent, ConvertOptions, CreateValue, CreateValues, ImagePlan,
+    PlanRequest, Target,
 };
 use zebu::storage::{LockRequest, OpenFile, Queue, Storage, Window};
 use zebu_ova::{NewAppliance, NewDisk};
@@ -76,8 +76,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             capacity: source.size(),
         })
         .collect();
-    let file = OutputFile::open(output, &sources)?;
     let failure = |why: String| Failure::new(format!("{}: {why}", output.display()));
+    for (source, disk) in sources.iter().zip(&arguments.disks) {
+        let planned = plan("disk".as_ref(), source.size());
+        planned.map_err(|e| failure(format!("'{}': {e}", disk.display())))?;
+    }
+    let file = OutputFile::open(output, &sources)?;
     let new = NewAppliance::begin(
         &file.path,
         file.file,
@@ -142,6 +146,23 @@ impl OutputFile {
     }
 }
 
+/// The image of a disk of `size` bytes.
+fn plan(name: &Path, size: u64) -> zebu::Result<Box<dyn ImagePlan>> {
+    let text = |value: &str| CreateValue::Text(value.into());
+    let values = CreateValues::default()
+        .with("subformat", text("streamOptimized"))
+        .with("adapter_type", text("lsilogic"));
+    let vmdk: Format = "vmdk".parse().expect("a format");
+    let plan = vmdk.plan(&PlanRequest {
+        path: name,
+        size,
+        options: &values,
+        backing_id: None,
+    })?;
+    plan.check_opens()?;
+    Ok(plan)
+}
+
 struct Job<'a> {
     queue: &'a Queue,
     storage: Arc<dyn Storage>,
@@ -166,19 +187,7 @@ impl Job<'_> {
     }
 
     fn convert(&mut self, new: &NewAppliance<'_>, source: Device) -> Result<(), String> {
-        let text = |value: &str| CreateValue::Text(value.into());
-        let values = CreateValues::default()
-            .with("subformat", text("streamOptimized"))
-            .with("adapter_type", text("lsilogic"));
-        let name = new.disk_name();
-        let vmdk: Format = "vmdk".parse().expect("a format");
-        let plan = vmdk.plan(&PlanRequest {
-            path: name.as_ref(),
-            size: source.size(),
-            options: &values,
-            backing_id: None,
-        });
-        let plan = plan.map_err(|e| e.to_string())?;
+        let plan = plan(new.disk_name().as_ref(), source.size()).map_err(|e| e.to_string())?;
         let place = Window::new(self.storage.clone(), new.offset(), None);
         let begin = jobs::begin_image(self.queue, &*plan, vec![Arc::new(place)]);
         let target = self.queue.block_on(begin).map_err(|e| e.to_string())?;

@@ -2,38 +2,15 @@
 //! cut connections, are busy, have no ranges, or change the image; names and messages are QEMU's.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::nginx::Nginx;
 use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
-use crate::common::web::{Behaviour, Web};
+use crate::common::web::{Behaviour, Web, images, served};
 use crate::common::{
     Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, env_number, part, peer, program,
 };
-
-/// `x.raw` with data and holes in `size`, the same as `x.qcow2`.
-pub fn images(size: u64) -> Lab {
-    let lab = Lab::new();
-    let mut rng = Rng::new(size);
-    let mut bytes = vec![0; size as usize];
-    for chunk in bytes.chunks_mut(192 << 10) {
-        if rng.one_in(4) {
-            continue;
-        }
-        for word in chunk.chunks_exact_mut(8) {
-            word.copy_from_slice(&rng.next().to_le_bytes());
-        }
-    }
-    fs::write(lab.path("x.raw"), bytes).unwrap();
-    lab.make("img convert -f raw -O qcow2 x.raw x.qcow2");
-    lab
-}
-
-pub fn served(lab: &Lab, file: &str, behaviour: Behaviour) -> Web {
-    Web::new(&lab.path(file), behaviour)
-}
 
 /// Converts `source` to raw and compares the result with `x.raw`.
 #[track_caller]
@@ -42,13 +19,6 @@ fn reads_right(lab: &Lab, source: &str, format: &str, what: &str) {
     lab.zebu(&args).ok(what);
     lab.assert_same_bytes("out.raw", "x.raw", what);
     fs::remove_file(lab.path("out.raw")).unwrap();
-}
-
-/// What went wrong, on one line that has `text` in it.
-#[track_caller]
-pub fn fails_with(answer: &Answer, text: &str) {
-    answer.failed_with_one_line(1, text);
-    assert!(answer.err.contains(text), "{text}: {answer:#?}");
 }
 
 #[test]
@@ -201,39 +171,10 @@ fn memory_is_bounded() {
         let web = served(&lab, file, Behaviour::default());
         let format = &file[2..];
         let args = ["convert", "-f", format, "-O", "raw", &web.url(), "out.raw"];
-        let peak = peak_of(&lab, &[], &args);
+        let peak = lab.peak_of(&[], &args);
         assert!(peak < 128 << 10, "{file}: {peak} KiB");
         lab.assert_same_bytes("out.raw", "x.raw", file);
     }
-}
-
-/// The most memory that the program takes, in KiB. (What `wait4` counts begins with that of the
-/// tests.)
-pub fn peak_of(lab: &Lab, variables: &[&str], args: &[&str]) -> u64 {
-    let mut command = Command::new("env");
-    command
-        .args(variables)
-        .arg(program())
-        .args(args)
-        .current_dir(lab.path(""));
-    let mut child = command.spawn().unwrap();
-    let status = format!("/proc/{}/status", child.id());
-    let mut peak = 0;
-    let ended = loop {
-        if let Some(ended) = child.try_wait().unwrap() {
-            break ended;
-        }
-        let text = fs::read_to_string(&status).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-        // Before it is the program, it is a copy of the tests.
-        if text.starts_with("Name:\tzebu") {
-            peak = number.unwrap_or(peak);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    assert!(ended.success() && peak > 0, "{ended:?}, {peak} KiB");
-    peak
 }
 
 #[test]
@@ -282,7 +223,7 @@ fn another_image_is_never_mixed_in() {
             web.change(|behaviour| *behaviour = second);
             convert.join().unwrap()
         });
-        fails_with(&answer, "has changed since it was opened");
+        answer.fails_with("has changed since it was opened");
     }
     fs::write(lab.path("longer.raw"), vec![7u8; 33 << 20]).unwrap();
     let web = served(&lab, "x.raw", by(None, None));
@@ -328,7 +269,7 @@ fn servers_without_ranges_are_read_in_order() {
         ..behaviour
     };
     let web = served(&lab, "x.raw", unknown);
-    fails_with(&lab.zebu(&["info", &web.url()]), "zebu convert -");
+    lab.zebu(&["info", &web.url()]).fails_with("zebu convert -");
 }
 
 #[test]
@@ -351,14 +292,14 @@ fn what_servers_do_is_understood() {
             status: Some(status),
             ..plain()
         });
-        fails_with(&info(&web), &status.to_string());
+        info(&web).fails_with(&status.to_string());
         assert_eq!(web.requests(), 1);
     }
     let web = with(Behaviour {
         header: Some("Content-Encoding: gzip".into()),
         ..plain()
     });
-    fails_with(&info(&web), "encoded (gzip)");
+    info(&web).fails_with("encoded (gzip)");
     // It is busy for some time.
     let web = with(Behaviour {
         status: Some(503),
@@ -441,7 +382,8 @@ fn redirects_are_followed_within_limits() {
     }
     mover.change(|behaviour| *behaviour = to(&mover.url()));
     let before = mover.requests();
-    fails_with(&lab.zebu(&["info", &mover.url()]), "more than 10 redirects");
+    lab.zebu(&["info", &mover.url()])
+        .fails_with("more than 10 redirects");
     assert_eq!(mover.requests() - before, 11);
     for (place, why) in [
         ("file:///etc/passwd", "to another protocol"),
@@ -449,7 +391,7 @@ fn redirects_are_followed_within_limits() {
         ("http://", "to no URL"),
     ] {
         mover.change(|behaviour| *behaviour = to(place));
-        fails_with(&lab.zebu(&["info", &mover.url()]), why);
+        lab.zebu(&["info", &mover.url()]).fails_with(why);
     }
 }
 
@@ -488,7 +430,7 @@ fn who_asks_is_told_from_files() {
         web.change(|behaviour| behaviour.authorization = Some(wanted.into()));
         let answer = info(object, options).ok(options);
         assert!(!answer.out.contains("geheim"), "{answer:#?}");
-        fails_with(&info(object, ",file.username=other"), "401");
+        info(object, ",file.username=other").fails_with("401");
     }
     web.change(|behaviour| {
         *behaviour = Behaviour {
@@ -498,17 +440,14 @@ fn who_asks_is_told_from_files() {
     });
     info(raw, ",file.cookie-secret=s").ok("cookie");
     info(raw, ",file.cookie=geheim").ok("cookie");
-    fails_with(&info(raw, ""), "401");
-    fails_with(&info("secret,id=s,data=geheim", ""), "from files only");
-    fails_with(&info("secret,id=s,file=nowhere", ""), "No such file");
-    fails_with(
-        &info(raw, ",file.password-secret=t,file.username=u"),
-        "No secret with id 't'",
-    );
+    info(raw, "").fails_with("401");
+    info("secret,id=s,data=geheim", "").fails_with("from files only");
+    info("secret,id=s,file=nowhere", "").fails_with("No such file");
+    info(raw, ",file.password-secret=t,file.username=u").fails_with("No secret with id 't'");
     let port = web.port();
     let with_password = format!("http://u:geheim@127.0.0.1:{port}/object");
     let answer = lab.zebu(&["info", &with_password]);
-    fails_with(&answer, "a URL has no password");
+    answer.fails_with("a URL has no password");
     web.change(|behaviour| {
         *behaviour = Behaviour {
             authorization: Some("Basic dTo=".into()),
@@ -576,7 +515,8 @@ fn untrusted_names_are_refused() {
     let lab = images(1 << 20);
     let web = served(&lab, "x.qcow2", Behaviour::default());
     let url = web.url();
-    fails_with(&lab.zebu(&["info", "--untrusted", &url]), "must be a path");
+    lab.zebu(&["info", "--untrusted", &url])
+        .fails_with("must be a path");
     let create = [
         "create",
         "-q",
@@ -598,7 +538,7 @@ fn untrusted_names_are_refused() {
         "top.qcow2",
         "out.raw",
     ];
-    fails_with(&lab.zebu(&args), "may not open");
+    lab.zebu(&args).fails_with("may not open");
     assert_eq!(web.requests(), requests);
     // The user's own words.
     let options = format!("driver=qcow2,file.driver=http,file.url={url}");
@@ -621,62 +561,6 @@ fn qemu_img(lab: &Lab, modules: &str, args: &[&str]) -> Answer {
     let mut all = vec!["-c", &script, peer().img().to_str().unwrap()];
     all.extend(args);
     lab.run("sh".as_ref(), &all, b"", &Limits::default())
-}
-
-/// nginx on a port of its own, with the lab's folder, until it is dropped.
-struct Nginx {
-    child: Child,
-    port: u16,
-}
-
-impl Nginx {
-    /// With these lines in the server's configuration.
-    fn new(lab: &Lab, lines: &str) -> Nginx {
-        // Another process may take the port meanwhile, hardly.
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
-        let folder = lab.path("").display().to_string();
-        let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|kind| format!("{kind}_temp_path {folder}/tmp-{kind};"))
-            .concat();
-        let tls = if lines.contains("ssl_") { " ssl" } else { "" };
-        let config = format!(
-            "daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
-             events {{}}
-             http {{ access_log off; {temporary}
-             server {{ listen 127.0.0.1:{port}{tls}; root {folder}; {lines} }} }}"
-        );
-        fs::write(lab.path("nginx.conf"), config).unwrap();
-        let mut command = Command::new("nginx");
-        command.arg("-e").arg(lab.path("nginx.log"));
-        command.arg("-c").arg(lab.path("nginx.conf"));
-        let mut nginx = Nginx {
-            child: command.stderr(Stdio::null()).spawn().unwrap(),
-            port,
-        };
-        wait_until("nginx listens", || {
-            let ended = nginx.child.try_wait().unwrap();
-            assert!(
-                ended.is_none(),
-                "{ended:?}: {:?}",
-                fs::read_to_string(lab.path("nginx.log"))
-            );
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
-        });
-        nginx
-    }
-
-    fn url(&self, scheme: &str, file: &str) -> String {
-        format!("{scheme}://localhost:{}/{file}", self.port)
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]
@@ -722,10 +606,10 @@ fn certificates_are_verified() {
         convert(more).ok(more);
         lab.assert_same_bytes("out.raw", "x.raw", more);
     }
-    fails_with(&convert(""), "certificate");
-    fails_with(&convert(",file.cacert=other/ca-cert.pem"), "certificate");
-    fails_with(&convert(",file.cacert=nowhere"), "No such file");
-    fails_with(&convert(",file.cacert=x.raw"), "x.raw");
+    convert("").fails_with("certificate");
+    convert(",file.cacert=other/ca-cert.pem").fails_with("certificate");
+    convert(",file.cacert=nowhere").fails_with("No such file");
+    convert(",file.cacert=x.raw").fails_with("x.raw");
     // Another name than that of the certificate.
     let by_address = options(",file.cacert=good/ca-cert.pem").replace("localhost", "127.0.0.2");
     let answer = lab.zebu(&["info", "--image-opts", &by_address]);
@@ -741,10 +625,8 @@ fn certificates_are_verified() {
         ),
     );
     let away = options(",file.cacert=good/ca-cert.pem").replace(&url, &moving.url("https", "x"));
-    fails_with(
-        &lab.zebu(&["info", "--image-opts", &away]),
-        "from https to http",
-    );
+    lab.zebu(&["info", "--image-opts", &away])
+        .fails_with("from https to http");
     assert_eq!(plain.requests(), 0);
 }
 

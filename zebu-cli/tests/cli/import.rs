@@ -9,16 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::http::{images, peak_of, served};
 use crate::common::server::wait_until;
-use crate::common::web::{Behaviour, Web};
+use crate::common::web::{Behaviour, Web, images, served};
 use crate::common::{Answer, Lab, Limits, beyond_qemu, part, program, rotated};
-
-/// Runs a shell script in which `$0` is the program under test.
-fn shell(lab: &Lab, script: &str) -> Answer {
-    let args = ["-c", script, program().to_str().expect("UTF-8")];
-    lab.run(Path::new("bash"), &args, b"", &Limits::default())
-}
 
 /// Imports to `out`, which is removed before. Returns the verdict.
 #[track_caller]
@@ -84,7 +77,8 @@ fn images_come_from_anywhere() {
         .enumerate()
     {
         for file in ["x.raw", "x.qcow2"] {
-            shell(&lab, &format!("{compressor} {file} > packed")).ok(compressor);
+            lab.shell(&format!("{compressor} {file} > packed"))
+                .ok(compressor);
             let web = web(&lab, "packed");
             let url = web.url();
             let sha256 = sum(&lab, "sha256sum", "packed");
@@ -106,7 +100,7 @@ fn images_come_from_anywhere() {
                 assert_eq!(verdict["image-bytes"], length(file));
             }
             let script = format!("cat packed | \"$0\" import -O {target} - piped");
-            verdict(&shell(&lab, &script), 0);
+            verdict(&lab.shell(&script), 0);
             lab.qemu_img(&["compare", "-f", target, "-F", "raw", "piped", "x.raw"])
                 .ok("from a pipe");
             fs::remove_file(lab.path("piped")).unwrap();
@@ -136,7 +130,7 @@ fn checksums_are_verified() {
         fs::copy(lab.path(file), lab.path("object")).unwrap();
         for tool in ["sha256sum", "sha512sum", "sha256sum --tag", "sha256sum -b"] {
             let script = format!("({tool} x.raw x.qcow2; {tool} ./object) > sums");
-            shell(&lab, &script).ok(tool);
+            lab.shell(&script).ok(tool);
             let list = served(&lab, "sums", Behaviour::default());
             for sums in ["sums", &list.url()] {
                 let verdict = import(&lab, &["--sums", sums, &url], 0);
@@ -160,7 +154,7 @@ fn checksums_are_verified() {
         let answer = lab.zebu(&["import", "-O", "qcow2", "--sha256", &wrong, file, "old"]);
         self::verdict(&answer, 3);
         assert_eq!(fs::read(lab.path("old")).unwrap(), b"");
-        shell(&lab, "sha256sum x.raw x.qcow2 > sums").ok("sums");
+        lab.shell("sha256sum x.raw x.qcow2 > sums").ok("sums");
         says(
             &import(&lab, &["--sums", "sums", &url], 3),
             "none for 'object'",
@@ -209,7 +203,7 @@ fn images_that_name_files_are_refused() {
         let verdict = import(&lab, &[image], 2);
         assert_eq!(verdict[key], name, "{verdict:#}");
         says(&verdict, "may not open");
-        shell(&lab, &format!("gzip -c {image} > packed")).ok("gzip");
+        lab.shell(&format!("gzip -c {image} > packed")).ok("gzip");
         let web = web(&lab, "packed");
         let verdict = import(&lab, &["-O", "qcow2", "--spill", ".", &web.url()], 2);
         assert_eq!(verdict[key], name);
@@ -232,6 +226,51 @@ fn verdict_of_old(lab: &Lab, image: &str) {
 }
 
 #[test]
+fn archives_are_no_disks() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(1 << 20);
+    lab.zebu(&["ova", "--output", "x.ova", "x.qcow2"]).ok("ova");
+    fs::write(lab.path("old"), "before").unwrap();
+    for format in ["ustar", "gnu", "pax", "v7"] {
+        lab.shell(&format!("tar --format={format} -cf x.{format} x.raw"))
+            .ok(format);
+    }
+    for archive in ["x.ova", "x.ustar", "x.gnu", "x.pax", "x.v7"] {
+        for compressor in ["cat", "gzip -c", "zstd -qc", "xz -c", "bzip2 -c"] {
+            lab.shell(&format!("{compressor} {archive} > packed"))
+                .ok(compressor);
+            let verdict = import(&lab, &["packed"], 2);
+            says(&verdict, "'zebu convert FILE.ova --disk N'");
+        }
+        let web = web(&lab, archive);
+        says(&import(&lab, &[&web.url()], 2), "is a tar archive");
+        verdict_of_old(&lab, archive);
+        // So it is whenever the format of an untrusted image is guessed, and only then.
+        fs::copy(lab.path(archive), lab.path("x.img")).unwrap();
+        for script in [
+            "info x.img",
+            "convert x.img new",
+            "convert - new < x.img",
+            "map x.img",
+        ] {
+            let (command, rest) = script.split_once(' ').unwrap();
+            let strict = lab.shell(&format!("\"$0\" {command} --untrusted {rest}"));
+            strict.fails_with("is a tar archive");
+            assert!(!lab.path("new").exists(), "{script}");
+        }
+        lab.zebu(&["convert", "x.img", "new"]).ok("not strict");
+        lab.assert_same_bytes("new", "x.img", "not strict");
+        lab.zebu(&["convert", "--untrusted", "-f", "raw", "x.img", "new"])
+            .ok("the user's word");
+        import(&lab, &["-f", "raw", archive], 0);
+        lab.assert_same_bytes("out", archive, "the user's word");
+        fs::remove_file(lab.path("new")).unwrap();
+    }
+}
+
+#[test]
 fn damaged_images_are_refused() {
     if beyond_qemu("import") {
         return;
@@ -240,11 +279,8 @@ fn damaged_images_are_refused() {
     let whole = fs::read(lab.path("x.qcow2")).unwrap();
     fs::write(lab.path("cut"), &whole[..whole.len() - 70_000]).unwrap();
     import(&lab, &["cut"], 2);
-    shell(
-        &lab,
-        "gzip -c x.raw > gz; head -c 100000 gz > cut.gz; (cat gz; echo x) > more.gz",
-    )
-    .ok("gzip");
+    lab.shell("gzip -c x.raw > gz; head -c 100000 gz > cut.gz; (cat gz; echo x) > more.gz")
+        .ok("gzip");
     says(&import(&lab, &["cut.gz"], 2), "cut off");
     says(&import(&lab, &["more.gz"], 2), "followed by something else");
     fs::write(lab.path("empty"), "").unwrap();
@@ -279,8 +315,7 @@ fn limits_hold() {
     }
     let lab = images(8 << 20);
     // A disk of zeroes is small when it is compressed.
-    shell(
-        &lab,
+    lab.shell(
         "truncate -s 2G zeroes; zstd -qc zeroes > bomb.zst; head -c 64M zeroes | gzip -c > bomb.gz",
     )
     .ok("bombs");
@@ -441,7 +476,7 @@ fn targets_that_cannot_be_written_are_errors() {
     assert!(fs::read(lab.path("old")).unwrap() == before);
     for format in ["raw", "qcow2"] {
         let script = format!("ulimit -f 2000; \"$0\" import -O {format} x.raw out");
-        verdict(&shell(&lab, &script), 6);
+        verdict(&lab.shell(&script), 6);
         assert!(!lab.path("out").exists());
     }
     let refused: [(&[&str], &str); 8] = [
@@ -512,7 +547,7 @@ fn a_device_holds_a_disk_or_none() {
         return;
     }
     let lab = images(4 << 20);
-    let device = shell(&lab, "truncate -s 8M device; losetup -f --show device");
+    let device = lab.shell("truncate -s 8M device; losetup -f --show device");
     if device.status != 0 {
         println!("skipped: no loop devices");
         return;
@@ -528,11 +563,8 @@ fn a_device_holds_a_disk_or_none() {
         (answer, status, fs::read(device).unwrap())
     });
     // Larger than the device, which is told at the end of a stream only.
-    let large = shell(
-        &lab,
-        &format!("cat x.raw x.raw x.raw | \"$0\" import - {device}"),
-    );
-    shell(&lab, &format!("losetup -d {device}")).ok("losetup");
+    let large = lab.shell(&format!("cat x.raw x.raw x.raw | \"$0\" import - {device}"));
+    lab.shell(&format!("losetup -d {device}")).ok("losetup");
     for (answer, status, bytes) in &answers {
         verdict(answer, *status);
         let disk = fs::read(lab.path("x.raw")).unwrap();
@@ -558,9 +590,9 @@ fn memory_is_bounded() {
         ("x.xz", "xz -c -0 x.raw > x.xz", 224),
     ];
     for (file, pack, most) in part(2, limits) {
-        shell(&lab, pack).ok("packed");
+        lab.shell(pack).ok("packed");
         let web = web(&lab, file);
-        let peak = peak_of(&lab, &[], &["import", &web.url(), "out"]);
+        let peak = lab.peak_of(&[], &["import", &web.url(), "out"]);
         println!("{file}: {peak} KiB");
         assert!(peak < most << 10, "{file}: {peak} KiB");
     }

@@ -4,20 +4,19 @@
 use serde_json::Value;
 
 use crate::common::{Lab, beyond_qemu};
-use crate::pipes::shell;
 
 /// Fails the test unless `measure` says the length of the stream that is written with the same
 /// options.
 fn assert_measured(lab: &Lab, options: &str, image: &str) {
     let what = format!("{options} {image}");
     let script = format!("\"$0\" convert {options} {image} - | wc -c");
-    let written = shell(lab, &script).ok(&what).out.clone();
+    let written = lab.shell(&script).ok(&what).out.clone();
     let script = format!("\"$0\" measure --stream --output=json {options} {image}");
-    let answer = shell(lab, &script);
+    let answer = lab.shell(&script);
     let said: Value = serde_json::from_str(&answer.ok(&what).out).expect("JSON");
     assert_eq!(said["stream"].to_string(), written.trim(), "{what}");
     let script = format!("\"$0\" measure --stream {options} {image}");
-    let said = shell(lab, &script).ok(&what).out.clone();
+    let said = lab.shell(&script).ok(&what).out.clone();
     let line = format!("stream size: {}\n", written.trim());
     assert!(said.ends_with(&line), "{what}: {said}");
     if options.contains("-S") {
@@ -25,7 +24,7 @@ fn assert_measured(lab: &Lab, options: &str, image: &str) {
     }
     // The rest is what it is without the stream.
     let script = format!("\"$0\" measure {options} {image}");
-    let rest = shell(lab, &script).ok(&what).out.clone();
+    let rest = lab.shell(&script).ok(&what).out.clone();
     assert_eq!(said, rest + &line, "{what}");
 }
 

@@ -281,7 +281,16 @@ fn no_other_files_are_opened() {
         .ok("a disk");
     let absolute = lab.path("secret.vmdk");
     let convert = |name| ["convert", name, "--disk", "1", "-O", "raw", "new.raw"];
-    for href in [absolute.to_str().unwrap(), "secret.vmdk", "../secret.vmdk"] {
+    let absolute_name = absolute.to_str().unwrap();
+    for href in [
+        absolute_name,
+        "secret.vmdk",
+        "../secret.vmdk",
+        "..%2Fsecret.vmdk",
+        "%2e%2e/secret.vmdk",
+        "./%2e%2e%2fsecret.vmdk",
+        &absolute_name.replace('/', "%2f"),
+    ] {
         pack(&lab, &[("a.ovf", descriptor(&[(href, VMDK)]).as_bytes())]);
         let answer = lab.zebu(&convert("x.ova"));
         answer.failed_with_one_line(1, href);
@@ -321,6 +330,51 @@ fn no_other_files_are_opened() {
     let answer = lab.zebu(&convert("x.ova"));
     answer.failed_with_one_line(1, "a link");
     assert!(answer.err.contains("no regular file"), "{answer:?}");
+}
+
+#[test]
+fn names_are_decoded() {
+    if beyond_qemu("it has no appliances") {
+        return;
+    }
+    let lab = Lab::new();
+    let (disk, other) = ([1; 4096], [2; 4096]);
+    for (href, files) in [
+        ("d%20%C3%a4.img", &[("d ä.img", disk)][..]),
+        ("./d%20e.img", &[("d e.img", disk), ("d%20e.img", other)]),
+        // Of programs that do not encode.
+        ("d%20e.img", &[("d%20e.img", disk), ("d%2520e.img", other)]),
+        ("100%.img", &[("100%.img", disk)]),
+        ("d%ff.img", &[("d%ff.img", disk)]),
+    ] {
+        let ovf = descriptor(&[(href, "raw")]);
+        // The manifest has names as they are.
+        let (name, sum) = (files[0].0, "0".repeat(40));
+        let wrong = format!("SHA1({name})= {sum}\n");
+        let mut all = vec![("a.ovf", ovf.as_bytes())];
+        all.extend(files.iter().map(|(name, bytes)| (*name, &bytes[..])));
+        pack(&lab, &all);
+        for appliance in ["x.ova", "in/a.ovf"] {
+            lab.zebu(&["convert", appliance, "--disk", "1", "new.raw"])
+                .ok(href);
+            assert!(fs::read(lab.path("new.raw")).unwrap() == disk, "{href}");
+        }
+        all.push(("a.mf", wrong.as_bytes()));
+        pack(&lab, &all);
+        for appliance in ["x.ova", "in/a.ovf"] {
+            let answer = lab.zebu(&["convert", appliance, "--disk", "1", "new.raw"]);
+            answer.fails_with(&format!("'{name}' is damaged"));
+        }
+    }
+    // What zebu makes is encoded where it would have two meanings.
+    fs::write(lab.path("src.raw"), disk).unwrap();
+    lab.zebu(&["ova", "--output", "a%20b c.ova", "src.raw"])
+        .ok("make");
+    let ovf = run(&lab, ".", "tar", &["-xOf", "a%20b c.ova", "a%20b c.ovf"]);
+    assert!(ovf.contains("href=\"a%2520b c-disk1.vmdk\""), "{ovf}");
+    lab.zebu(&["convert", "a%20b c.ova", "--disk", "1", "new.raw"])
+        .ok("back");
+    assert!(fs::read(lab.path("new.raw")).unwrap() == disk);
 }
 
 #[test]

@@ -9,19 +9,10 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Answer, Lab, Limits, Rng, beyond_qemu, env_number, part, program, rotated};
-
-/// Runs a shell script in which `$0` is the program under test. Any part of a pipe may fail it.
-pub fn shell(lab: &Lab, script: &str) -> Answer {
-    let program = program().canonicalize().expect("the program under test");
-    let script = format!("set -o pipefail; {script}");
-    let args = ["-c", &script, program.to_str().expect("UTF-8")];
-    lab.run(Path::new("bash"), &args, b"", &Limits::default())
-}
+use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number, part, program, rotated};
 
 /// Feeds bytes to a conversion from standard input, in pieces of up to `step` bytes.
 fn fed(lab: &Lab, bytes: &[u8], step: usize, args: &[&str]) -> Answer {
@@ -121,18 +112,20 @@ fn images_from_standard_input() {
         let lab = Lab::new();
         lab.make(recipe);
         lab.expand("qcow2", "i", "want");
-        shell(&lab, "cat i | \"$0\" convert - raw").ok(recipe);
+        lab.shell("cat i | \"$0\" convert - raw").ok(recipe);
         lab.assert_same_bytes("raw", "want", recipe);
-        shell(&lab, "cat i | \"$0\" convert -f qcow2 -O qcow2 - copy").ok(recipe);
+        lab.shell("cat i | \"$0\" convert -f qcow2 -O qcow2 - copy")
+            .ok(recipe);
         lab.assert_good("qcow2", "copy", "want", recipe);
         if !lab.read("want").is_empty() {
-            shell(&lab, "cat i | \"$0\" convert -W -O vdi - vdi").ok(recipe);
+            lab.shell("cat i | \"$0\" convert -W -O vdi - vdi")
+                .ok(recipe);
             lab.assert_good("vdi", "vdi", "want", recipe);
         }
         // Into a target whose content must go.
         let size = lab.read("want").len();
         fs::write(lab.path("old"), vec![0xaa; size]).expect("write");
-        shell(&lab, "cat i | \"$0\" convert -n - old").ok(recipe);
+        lab.shell("cat i | \"$0\" convert -n - old").ok(recipe);
         lab.assert_same_bytes("old", "want", recipe);
         // Any bytes may come in any pieces.
         let answer = fed(&lab, &lab.read("i"), 7000, &["-f", "qcow2", "-", "pieces"]);
@@ -153,25 +146,23 @@ fn raw_disks_from_standard_input() {
         let mut want = lab.read("i");
         want.resize(want.len().next_multiple_of(512), 0);
         fs::write(lab.path("want"), want).expect("write");
-        shell(&lab, "cat i | \"$0\" convert -f raw - raw").ok("raw");
+        lab.shell("cat i | \"$0\" convert -f raw - raw").ok("raw");
         lab.assert_same_bytes("raw", "want", "raw");
         let all = ["", "-S 0", "-c", "-o cluster_size=512", "-o extended_l2=on"];
         for options in part(2, rotated(all, i)) {
             let what = format!("{size} {options}");
             let script = format!("cat i | \"$0\" convert {options} -f raw -O qcow2 - q");
-            shell(&lab, &script).ok(&what);
+            lab.shell(&script).ok(&what);
             lab.assert_good("qcow2", "q", "want", &what);
             let info = lab.qemu_img(&["info", "--output=json", "q"]).ok(&what);
             let info: serde_json::Value = serde_json::from_str(&info.out).expect("JSON");
             assert_eq!(info["virtual-size"], size.next_multiple_of(512), "{what}");
         }
         // Through two pipes.
-        shell(&lab, "cat i | \"$0\" convert -f raw - - | cat > both").ok("both");
+        lab.shell("cat i | \"$0\" convert -f raw - - | cat > both")
+            .ok("both");
         lab.assert_same_bytes("both", "want", "both");
-        let small = shell(
-            &lab,
-            "truncate -s 300 s; cat i i | \"$0\" convert -n -f raw - s",
-        );
+        let small = lab.shell("truncate -s 300 s; cat i i | \"$0\" convert -n -f raw - s");
         small.failed_with_one_line(1, "a target that is too small");
     }
 }
@@ -196,14 +187,14 @@ fn compressed_streams() {
     lab.expand("qcow2", "i", "want");
     for compressor in part(2, COMPRESSORS) {
         let from = |what: &str| format!("{what} | \"$0\" convert -O raw - raw");
-        shell(&lab, &from(&format!("{compressor} i"))).ok(compressor);
+        lab.shell(&from(&format!("{compressor} i"))).ok(compressor);
         lab.assert_same_bytes("raw", "want", compressor);
-        shell(&lab, &from(&format!("{compressor} r"))).ok(compressor);
+        lab.shell(&from(&format!("{compressor} r"))).ok(compressor);
         lab.qemu_img(&["compare", "-f", "raw", "-F", "raw", "raw", "r"])
             .ok(compressor);
         // Members that follow each other are one stream.
         let parts = format!("(head -c 100000 i | {compressor}; tail -c +100001 i | {compressor})");
-        shell(&lab, &from(&parts)).ok(compressor);
+        lab.shell(&from(&parts)).ok(compressor);
         lab.assert_same_bytes("raw", "want", compressor);
         for (damage, says) in [
             (format!("{compressor} i | head -c -5"), "stream is cut off"),
@@ -216,7 +207,7 @@ fn compressed_streams() {
                 "stream is",
             ),
         ] {
-            let answer = shell(&lab, &from(&damage));
+            let answer = lab.shell(&from(&damage));
             assert!(answer.err.contains(says), "{damage}: {answer:#?}");
             answer.failed_with_one_line(1, &damage);
         }
@@ -268,20 +259,21 @@ fn generated_image(seed: u64) {
     lab.make(&recipe);
     lab.expand("qcow2", "i", "want");
     let pack = random.pick(&["cat", "cat", "gzip -c1", "zstd -qc1"]);
-    shell(&lab, &format!("{pack} i | \"$0\" convert - raw")).ok(&what);
+    lab.shell(&format!("{pack} i | \"$0\" convert - raw"))
+        .ok(&what);
     lab.assert_same_bytes("raw", "want", &what);
     let more = random.pick(&["", "-S 0", "-m 1", "-W", "-o cluster_size=4k"]);
     let script = format!("{pack} i | \"$0\" convert {more} -O qcow2 - copy");
-    shell(&lab, &script).ok(&what);
+    lab.shell(&script).ok(&what);
     lab.assert_good("qcow2", "copy", "want", &what);
     // To a stream, and back.
     let target = random.pick(&["512", "4k", "64k", "2M"]);
     let packed = random.pick(&["", "", "-c", "-c -o compression_type=zstd", "-S 4k"]);
     let script = format!("\"$0\" convert {packed} -O qcow2 -o cluster_size={target} i - | cat > q");
     let what = format!("{what}: {script}");
-    shell(&lab, &script).ok(&what);
+    lab.shell(&script).ok(&what);
     lab.assert_good("qcow2", "q", "want", &what);
-    shell(&lab, "cat q | \"$0\" convert - back").ok(&what);
+    lab.shell("cat q | \"$0\" convert - back").ok(&what);
     lab.assert_same_bytes("back", "want", &what);
 }
 
@@ -354,17 +346,21 @@ fn vmdks_from_standard_input() {
         lab.expand("qcow2", "q", "want");
         let stream = "-O vmdk -o subformat=streamOptimized";
         lab.make("img convert -O vmdk -o subformat=streamOptimized q by-qemu");
-        shell(&lab, &format!("\"$0\" convert {stream} q by-zebu")).ok(size);
-        shell(&lab, &format!("\"$0\" convert {stream} q - | cat > piped")).ok(size);
+        lab.shell(&format!("\"$0\" convert {stream} q by-zebu"))
+            .ok(size);
+        lab.shell(&format!("\"$0\" convert {stream} q - | cat > piped"))
+            .ok(size);
         for image in ["by-qemu", "by-zebu", "piped"] {
             lab.assert_good("vmdk", image, "want", image);
             for pack in ["cat", "gzip -c1"] {
-                shell(&lab, &format!("{pack} {image} | \"$0\" convert - raw")).ok(image);
+                lab.shell(&format!("{pack} {image} | \"$0\" convert - raw"))
+                    .ok(image);
                 lab.assert_same_bytes("raw", "want", image);
             }
         }
         // Grains of 64 KiB are whole clusters.
-        shell(&lab, "cat piped | \"$0\" convert -c -O qcow2 - c").ok(size);
+        lab.shell("cat piped | \"$0\" convert -c -O qcow2 - c")
+            .ok(size);
         lab.assert_good("qcow2", "c", "want", size);
     }
 }
@@ -398,20 +394,22 @@ fn streams_are_written_for_qemu() {
         let format = options.split("-O ").nth(1).expect("-O");
         let format = format.split(' ').next().expect("a format");
         let script = format!("\"$0\" convert -p {options} i - | cat > out");
-        let answer = shell(&lab, &script).ok(options);
+        let answer = lab.shell(&script).ok(options);
         assert_eq!(answer.err, "", "{options}");
         lab.assert_good(format, "out", "want", options);
         let length = lab.read("out").len();
         assert!(length.is_multiple_of(512), "{options}: {length}");
         // The same each time.
-        shell(&lab, &format!("\"$0\" convert {options} i - | cat > again")).ok(options);
+        lab.shell(&format!("\"$0\" convert {options} i - | cat > again"))
+            .ok(options);
         lab.assert_same_bytes("out", "again", options);
         let script = format!("\"$0\" convert -f raw {options} r - | cat > out");
-        shell(&lab, &script).ok(options);
+        lab.shell(&script).ok(options);
         lab.qemu_img(&["compare", "-f", format, "-F", "raw", "out", "r"])
             .ok(options);
     }
-    shell(&lab, "\"$0\" convert -O qcow2 i r - | cat > out").ok("two sources");
+    lab.shell("\"$0\" convert -O qcow2 i r - | cat > out")
+        .ok("two sources");
     lab.qemu_img(&["check", "out"]).ok("two sources");
 }
 
@@ -426,16 +424,14 @@ fn tables_that_come_late_are_waited_for() {
         "create i 100M; io i: write -s noise 0 60M; img snapshot -c a i; io i: write -P 1 5M 64k",
     );
     lab.expand("qcow2", "i", "want");
-    let answer = shell(&lab, "cat i | \"$0\" convert - raw");
+    let answer = lab.shell("cat i | \"$0\" convert - raw");
     assert!(answer.err.contains("--spill DIR"), "{answer:#?}");
     answer.failed_with_one_line(1, "no spill");
-    let answer = shell(
-        &lab,
-        "cat i | \"$0\" convert --spill . --spill-size 1M - raw",
-    );
+    let answer = lab.shell("cat i | \"$0\" convert --spill . --spill-size 1M - raw");
     assert!(answer.err.contains("--spill-size SIZE"), "{answer:#?}");
     answer.failed_with_one_line(1, "a small spill");
-    shell(&lab, "cat i | \"$0\" convert --spill . - raw").ok("spill");
+    lab.shell("cat i | \"$0\" convert --spill . - raw")
+        .ok("spill");
     lab.assert_same_bytes("raw", "want", "spill");
     let files = fs::read_dir(lab.path("")).expect("list").count();
     assert_eq!(files, 5, "noise, text, i, want, raw");
@@ -451,39 +447,32 @@ fn other_formats_are_kept() {
     lab.expand("qcow2", "q", "want");
     for format in ["vdi", "vpc", "vhdx", "qed", "vmdk"] {
         lab.make(&format!("img convert -O {format} q i"));
-        let answer = shell(&lab, "cat i | \"$0\" convert - raw");
+        let answer = lab.shell("cat i | \"$0\" convert - raw");
         assert!(answer.err.contains("--spill DIR"), "{answer:#?}");
         answer.failed_with_one_line(1, format);
-        shell(&lab, "gzip -c1 i | \"$0\" convert --spill . - raw").ok(format);
+        lab.shell("gzip -c1 i | \"$0\" convert --spill . - raw")
+            .ok(format);
         lab.qemu_img(&["compare", "-f", "raw", "-F", format, "raw", "i"])
             .ok(format);
-        let answer = shell(
-            &lab,
-            "cat i | \"$0\" convert --spill . --spill-size 1M - raw",
-        );
+        let answer = lab.shell("cat i | \"$0\" convert --spill . --spill-size 1M - raw");
         answer.failed_with_one_line(1, format);
     }
     // What needs a file of a format that needs none.
-    let answer = shell(&lab, "cat q | \"$0\" convert -l a - raw");
+    let answer = lab.shell("cat q | \"$0\" convert -l a - raw");
     answer.failed_with_one_line(1, "a snapshot");
-    shell(&lab, "cat q | \"$0\" convert --spill . -l a - raw").ok("a snapshot");
+    lab.shell("cat q | \"$0\" convert --spill . -l a - raw")
+        .ok("a snapshot");
     lab.qemu_img(&["convert", "-l", "a", "q", "snapshot"])
         .ok("a snapshot");
     lab.assert_same_bytes("raw", "snapshot", "a snapshot");
-    let answer = shell(&lab, "cat want | \"$0\" convert -f raw -O vdi - v");
+    let answer = lab.shell("cat want | \"$0\" convert -f raw -O vdi - v");
     assert!(answer.err.contains("size of the disk"), "{answer:#?}");
     answer.failed_with_one_line(1, "an unknown size");
-    shell(
-        &lab,
-        "cat want | \"$0\" convert --spill . -f raw -O vdi - v",
-    )
-    .ok("kept");
+    lab.shell("cat want | \"$0\" convert --spill . -f raw -O vdi - v")
+        .ok("kept");
     lab.assert_good("vdi", "v", "want", "kept");
-    shell(
-        &lab,
-        "cat q | \"$0\" convert --spill . -O qcow2 - - | cat > piped",
-    )
-    .ok("kept");
+    lab.shell("cat q | \"$0\" convert --spill . -O qcow2 - - | cat > piped")
+        .ok("kept");
     lab.assert_good("qcow2", "piped", "want", "kept");
 }
 
@@ -496,11 +485,12 @@ fn backing_files_and_names() {
     lab.make("create b 5M; random b 1 40 w; create -b b -F qcow2 i 8M; random i 2 20 wz");
     lab.expand("qcow2", "i", "want");
     let script = "cat i | \"$0\" convert - raw";
-    shell(&lab, script).ok("a backing file");
+    lab.shell(script).ok("a backing file");
     lab.assert_same_bytes("raw", "want", "a backing file");
-    shell(&lab, "cat i | \"$0\" convert -O qcow2 - q").ok("a backing file");
+    lab.shell("cat i | \"$0\" convert -O qcow2 - q")
+        .ok("a backing file");
     lab.assert_good("qcow2", "q", "want", "a backing file");
-    let answer = shell(&lab, "cat i | \"$0\" convert --untrusted - raw");
+    let answer = lab.shell("cat i | \"$0\" convert --untrusted - raw");
     answer.failed_with_one_line(1, "untrusted");
     // Files and pipes by other names.
     for script in [
@@ -516,14 +506,14 @@ fn backing_files_and_names() {
         "(head -c 0; cat) < i | \"$0\" convert - raw",
     ] {
         fs::write(lab.path("raw"), "").expect("write");
-        shell(&lab, script).ok(script);
+        lab.shell(script).ok(script);
         lab.assert_same_bytes("raw", "want", script);
     }
     // What precedes the image was read already.
     lab.make("raw r 2000000");
     let script = "(dd bs=512 count=3 of=/dev/null status=none; \"$0\" convert -f raw - out) < r; \
                   tail -c +1537 r > rest; truncate -s %512 rest; cmp out rest";
-    shell(&lab, script).ok("a file that is not at its start");
+    lab.shell(script).ok("a file that is not at its start");
 }
 
 #[test]
@@ -552,7 +542,7 @@ fn what_makes_no_sense_is_refused() {
         "\"$0\" convert -O qcow2 -o backing_file=b,backing_fmt=qcow2 i - | cat",
         "\"$0\" convert -c i - | cat",
     ] {
-        let answer = shell(&lab, script);
+        let answer = lab.shell(script);
         answer.failed_with_one_line(1, script);
         assert_eq!(answer.out, "", "{script}");
         assert!(!lab.path("x").exists(), "{script}");
@@ -573,7 +563,7 @@ fn readers_and_writers_that_go_away() {
         "-O vmdk -o subformat=streamOptimized",
     ] {
         let script = format!("\"$0\" convert {options} i - | head -c 100000 > /dev/null");
-        let answer = shell(&lab, &script);
+        let answer = lab.shell(&script);
         assert!(answer.err.contains("Broken pipe"), "{options}: {answer:#?}");
         answer.failed_with_one_line(1, options);
     }
@@ -583,7 +573,7 @@ fn readers_and_writers_that_go_away() {
     stdin.write_all(&[7; 3 << 20]).expect("write");
     std::thread::sleep(Duration::from_millis(500));
     let began = Instant::now();
-    shell(&lab, &format!("kill -TERM {}", child.id())).ok("kill");
+    lab.shell(&format!("kill -TERM {}", child.id())).ok("kill");
     let answer = ended(child);
     assert_eq!(answer.status, 143, "{answer:#?}");
     assert!(began.elapsed() < Duration::from_secs(20));
@@ -593,7 +583,7 @@ fn readers_and_writers_that_go_away() {
     // A reader that does not read.
     let mut child = lab.start_zebu_heard(&["convert", "i", "-"]);
     std::thread::sleep(Duration::from_millis(500));
-    shell(&lab, &format!("kill -TERM {}", child.id())).ok("kill");
+    lab.shell(&format!("kill -TERM {}", child.id())).ok("kill");
     let began = Instant::now();
     let status = child.wait().expect("wait");
     assert_eq!(status.code(), Some(143));

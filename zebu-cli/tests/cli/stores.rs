@@ -5,9 +5,8 @@ use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use super::http::{fails_with, images, served};
 use crate::common::server::wait_until;
-use crate::common::web::Behaviour;
+use crate::common::web::{Behaviour, images, served};
 use crate::common::{Answer, Lab, Limits, beyond_qemu, program};
 
 /// Runs the program with these variables.
@@ -67,9 +66,9 @@ fn each_dialect_is_spoken() {
                 ..Behaviour::default()
             }
         });
-        fails_with(&run(&["info", name]), "not found");
+        run(&["info", name]).fails_with("not found");
         web.change(|behaviour| behaviour.status = Some(403));
-        fails_with(&run(&["info", name]), "403");
+        run(&["info", name]).fails_with("403");
         // By options, and what QEMU would show of it.
         web.change(|behaviour| behaviour.status = None);
         let driver = name.split(':').next().unwrap();
@@ -77,8 +76,8 @@ fn each_dialect_is_spoken() {
             format!("driver=qcow2,file.driver={driver},file.url={name},file.readahead=1M");
         run(&["info", "--image-opts", &options]).ok("options");
         let answer = run(&["create", "-f", "raw", name, "1M"]);
-        fails_with(&answer, "does not support image creation");
-        fails_with(&run(&["resize", name, "1G"]), "does not support writes");
+        answer.fails_with("does not support image creation");
+        run(&["resize", name, "1G"]).fails_with("does not support writes");
         fs::write(lab.path("empty"), "").unwrap();
         web.replace(&lab.path("empty"));
         run(&["info", "-f", "raw", name]).ok("an empty object");
@@ -98,13 +97,11 @@ fn names_that_are_none_are_refused() {
         "s3://bucket/",
         "s3:///key",
     ] {
-        fails_with(
-            &lab.zebu(&["info", name]),
-            "not of the form s3://BUCKET/KEY",
-        );
+        lab.zebu(&["info", name])
+            .fails_with("not of the form s3://BUCKET/KEY");
     }
     let answer = lab.zebu(&["info", "--untrusted", "s3://bucket/key"]);
-    fails_with(&answer, "must be a path");
+    answer.fails_with("must be a path");
 }
 
 #[test]
@@ -139,7 +136,7 @@ fn an_object_that_changes_is_noticed() {
         web.change(|behaviour| behaviour.etag = Some("\"second\"".into()));
         convert.join().unwrap()
     });
-    fails_with(&answer, "has changed since it was opened");
+    answer.fails_with("has changed since it was opened");
 }
 
 /// The SHA-256 of nothing.
@@ -227,7 +224,7 @@ fn versitygw_is_read() {
     }
     let wrong = variables.replace("SECRET_ACCESS_KEY=key", "SECRET_ACCESS_KEY=other");
     let answer = run(&lab, &wrong, &["info", "s3://bucket/some dir/x.raw"]);
-    fails_with(&answer, "403");
+    answer.fails_with("403");
     let missing = run(&lab, variables, &["info", "s3://bucket/none"]);
-    fails_with(&missing, "not found");
+    missing.fails_with("not found");
 }

@@ -8,11 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::http::{fails_with, images, peak_of};
 use super::stores::{DIALECTS, Versity, run};
 use crate::common::server::wait_until;
 use crate::common::store::{Faults, Store};
-use crate::common::{Answer, Lab, Limits, beyond_qemu, program};
+use crate::common::web::images;
+use crate::common::{Answer, Lab, beyond_qemu, program};
 
 /// The name of an object and how its store is reached, by dialect.
 fn dialects(store: &Store) -> [(String, String); 3] {
@@ -30,12 +30,6 @@ fn dialects(store: &Store) -> [(String, String); 3] {
 
 /// What [`dialects`] names, in the store.
 const OBJECT: &str = "bucket/some dir/out";
-
-/// Runs a shell script in which `$0` is the program under test.
-fn shell(lab: &Lab, script: &str) -> Answer {
-    let args = ["-c", script, program().to_str().unwrap()];
-    lab.run("sh".as_ref(), &args, b"", &Limits::default())
-}
 
 /// Starts a conversion whose messages are kept.
 fn start(lab: &Lab, variables: &str, args: &[&str]) -> Child {
@@ -110,13 +104,13 @@ fn objects_are_written_in_each_dialect() {
             if format != "vmdk" {
                 let options = options.join(" ");
                 let script = format!("\"$0\" convert -f raw {options} x.raw - > pipe");
-                shell(&lab, &script).ok("pipe");
+                lab.shell(&script).ok("pipe");
                 lab.assert_same_bytes("pipe", "out", name);
             }
         }
         // From a stream, whose length is not known before.
         let script = format!("cat x.raw | {variables} \"$0\" convert -f raw -O raw - '{name}'");
-        shell(&lab, &script).ok("from a stream");
+        lab.shell(&script).ok("from a stream");
         assert!(store.object(OBJECT).unwrap() == fs::read(lab.path("x.raw")).unwrap());
         // And back.
         run(
@@ -165,28 +159,28 @@ fn nothing_is_left_of_what_fails() {
         };
         // Of the source.
         let answer = convert("cut.qcow2", "qcow2");
-        fails_with(&answer, &format!("; the upload of '{name}' was aborted"));
+        answer.fails_with(&format!("; the upload of '{name}' was aborted"));
         assert_clean();
         // Of a part.
         store.set(Faults {
             refused: Some(3),
             ..Faults::default()
         });
-        fails_with(&convert("x.raw", "raw"), "403");
+        convert("x.raw", "raw").fails_with("403");
         assert_clean();
         // Of the end.
         store.set(Faults {
             completion: Some(400),
             ..Faults::default()
         });
-        fails_with(&convert("x.raw", "raw"), "400");
+        convert("x.raw", "raw").fails_with("400");
         assert_clean();
         if has_uploads {
             store.set(Faults {
                 loses_answer: true,
                 ..Faults::default()
             });
-            fails_with(&convert("x.raw", "raw"), "look whether the object is there");
+            convert("x.raw", "raw").fails_with("look whether the object is there");
             store.put(OBJECT, b"before");
             assert_clean();
         }
@@ -205,15 +199,12 @@ fn nothing_is_left_of_what_fails() {
         ];
         for (options, why) in refused {
             let args = [&["convert", "-f", "raw"], options, &["x.raw", &name]].concat();
-            fails_with(&run(&lab, &variables, &args), why);
+            run(&lab, &variables, &args).fails_with(why);
             assert_clean();
         }
         store.put(OBJECT, &whole);
         let args = ["convert", "-O", "qcow2", &name, &name];
-        fails_with(
-            &run(&lab, &variables, &args),
-            "The input is read from this file",
-        );
+        run(&lab, &variables, &args).fails_with("The input is read from this file");
         store.put(OBJECT, b"before");
     }
 }
@@ -289,7 +280,7 @@ fn memory_is_bounded() {
     let variables: Vec<_> = variables.split_whitespace().collect();
     for (_, options) in OUTPUTS {
         let args = [&["convert", "-f", "raw"], options, &["x.raw", &name]].concat();
-        let peak = peak_of(&lab, &variables, &args);
+        let peak = lab.peak_of(&variables, &args);
         println!("{options:?}: {peak} KiB");
         assert!(peak < 128 << 10, "{options:?}: {peak} KiB");
     }
@@ -318,7 +309,7 @@ fn versitygw_is_written() {
         .unwrap();
     half.set_len(half.metadata().unwrap().len() / 2).unwrap();
     let args = ["convert", "-O", "raw", "x.qcow2", "s3://bucket/old"];
-    fails_with(&run(&lab, variables, &args), "was aborted");
+    run(&lab, variables, &args).fails_with("was aborted");
     let args = [
         "convert",
         "-f",

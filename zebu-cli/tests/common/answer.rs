@@ -44,6 +44,13 @@ impl Answer {
         );
     }
 
+    /// As [`Answer::failed_with_one_line`] with status 1 and a message that has `text` in it.
+    #[track_caller]
+    pub fn fails_with(&self, text: &str) {
+        self.failed_with_one_line(1, text);
+        assert!(self.err.contains(text), "{text}: {self:#?}");
+    }
+
     /// Fails the test if the program panicked or was ended by a signal, also by that
     /// of the time limit.
     #[track_caller]

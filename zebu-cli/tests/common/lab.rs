@@ -1,5 +1,6 @@
 //! A folder for a test, and the programs that run in it.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -95,6 +96,43 @@ impl Lab {
     pub fn zebu_io_script(&self, args: &[&str], script: &str) -> Answer {
         let (program, args) = io_subject(args);
         self.run(program, &args, script.as_bytes(), &Limits::default())
+    }
+
+    /// Runs a shell script in which `$0` is the program under test. Any part of a pipe may fail it.
+    pub fn shell(&self, script: &str) -> Answer {
+        let program = program().canonicalize().expect("the program under test");
+        let script = format!("set -o pipefail; {script}");
+        let args = ["-c", &script, program.to_str().expect("UTF-8")];
+        self.run(Path::new("bash"), &args, b"", &Limits::default())
+    }
+
+    /// The most memory that the program takes, in KiB. (What `wait4` counts begins with that of the
+    /// tests.)
+    pub fn peak_of(&self, variables: &[&str], args: &[&str]) -> u64 {
+        let mut command = Command::new("env");
+        command
+            .args(variables)
+            .arg(program())
+            .args(args)
+            .current_dir(self.path(""));
+        let mut child = command.spawn().unwrap();
+        let status = format!("/proc/{}/status", child.id());
+        let mut peak = 0;
+        let ended = loop {
+            if let Some(ended) = child.try_wait().unwrap() {
+                break ended;
+            }
+            let text = fs::read_to_string(&status).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+            // Before it is the program, it is a copy of the tests.
+            if text.starts_with("Name:\tzebu") {
+                peak = number.unwrap_or(peak);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert!(ended.success() && peak > 0, "{ended:?}, {peak} KiB");
+        peak
     }
 
     /// Whether another user can enter the folder and run the program under test.

@@ -19,6 +19,7 @@ pub mod bytes;
 pub mod files;
 pub mod guest;
 pub mod lab;
+pub mod nginx;
 pub mod other_server;
 pub mod pair;
 pub mod programs;

@@ -1,6 +1,6 @@
-//! A web server that misbehaves as a test says.
+//! A web server that misbehaves as a test says, and the images that it serves.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,30 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use super::Rng;
+use super::{Lab, Rng};
+
+/// `x.raw` with data and holes in `size`, the same as `x.qcow2`.
+pub fn images(size: u64) -> Lab {
+    let lab = Lab::new();
+    let mut rng = Rng::new(size);
+    let mut bytes = vec![0; size as usize];
+    for chunk in bytes.chunks_mut(192 << 10) {
+        if rng.one_in(4) {
+            continue;
+        }
+        for word in chunk.chunks_exact_mut(8) {
+            word.copy_from_slice(&rng.next().to_le_bytes());
+        }
+    }
+    fs::write(lab.path("x.raw"), bytes).unwrap();
+    lab.make("img convert -f raw -O qcow2 x.raw x.qcow2");
+    lab
+}
+
+/// A server with a file of the lab.
+pub fn served(lab: &Lab, file: &str, behaviour: Behaviour) -> Web {
+    Web::new(&lab.path(file), behaviour)
+}
 
 /// What the server does.
 #[derive(Clone)]

@@ -9,6 +9,7 @@
 //! | `ZEBU_SESSIONS_SEED`    | the first run's seed; the next ones count up     |
 //! | `ZEBU_SESSIONS_TRACE`   | print each command                               |
 //! | `ZEBU_SESSIONS_WHOLE`   | do not shorten the list of steps of a failure    |
+//! | `ZEBU_SESSIONS_TARGETS` | steps of `targets.rs` in a test of their own     |
 //!
 //! A failed run prints its seed and the commands of the shortest list of steps that fails.
 
@@ -23,6 +24,7 @@ mod make;
 mod program;
 mod refused;
 mod steps;
+mod targets;
 mod world;
 
 use std::path::Path;
@@ -39,8 +41,11 @@ struct Failure {
     log: Vec<String>,
 }
 
+/// One random step.
+type Step = fn(&mut World, &mut Shell, &mut Rng) -> Result<(), String>;
+
 /// Executes steps, each with its seed, on a new image.
-fn run(seed: u64, steps: &[u64]) -> Result<usize, Failure> {
+fn run(seed: u64, step: Step, seeds: &[u64]) -> Result<usize, Failure> {
     let place = match seed % 4 {
         0 => Path::new("/dev/shm"),
         _ => Path::new(env!("CARGO_TARGET_TMPDIR")),
@@ -56,10 +61,10 @@ fn run(seed: u64, steps: &[u64]) -> Result<usize, Failure> {
         let mut rng = Rng::new(seed);
         let mut world = World::new(&mut shell, &mut rng)?;
         world.verify(&mut shell, &mut rng)?;
-        for step in steps {
+        for seed in seeds {
             done += 1;
-            let mut rng = Rng::new(*step);
-            world.step(&mut shell, &mut rng)?;
+            let mut rng = Rng::new(*seed);
+            step(&mut world, &mut shell, &mut rng)?;
             world.verify(&mut shell, &mut rng)?;
         }
         world.verify_bases(&mut shell)
@@ -89,7 +94,7 @@ fn shrink(seed: u64, mut steps: Vec<u64>, mut failure: Failure) -> Failure {
         while at < steps.len() && Instant::now() < end {
             let mut fewer = steps.clone();
             fewer.drain(at..(at + size).min(steps.len()));
-            match run(seed, &fewer) {
+            match run(seed, World::step, &fewer) {
                 Ok(_) => at += size,
                 Err(f) => {
                     fewer.truncate(f.done);
@@ -116,7 +121,7 @@ fn sessions() {
     } {
         let mut rng = Rng::new(seed ^ 0x5e55_1045);
         let steps: Vec<u64> = (0..4 + rng.below(14)).map(|_| rng.next()).collect();
-        match run(seed, &steps) {
+        match run(seed, World::step, &steps) {
             Ok(count) => done += count,
             Err(failure) => {
                 let total = done + failure.done;
@@ -140,4 +145,21 @@ fn sessions() {
     }
     println!("seeds {first} to {}", seed - 1);
     println!("cases: {done} steps");
+}
+
+/// The steps of `targets.rs` alone, four on each image.
+#[test]
+fn targets_that_the_source_reads() {
+    let wanted = env_number("ZEBU_SESSIONS_TARGETS").unwrap_or(24);
+    let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
+    for nth in 0..wanted.div_ceil(4) {
+        let seed = first + nth;
+        let mut rng = Rng::new(seed ^ 0x5e55_1045);
+        let seeds: Vec<u64> = (0..4).map(|_| rng.next()).collect();
+        if let Err(Failure { done, why, log }) = run(seed, World::onto_what_is_read, &seeds) {
+            let done = 4 * nth as usize + done;
+            panic!("seed {seed}, after {done} steps: {}\n{why}", log.join("\n"));
+        }
+    }
+    println!("cases: {wanted} steps");
 }

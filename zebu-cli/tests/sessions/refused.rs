@@ -8,19 +8,23 @@ use std::path::PathBuf;
 
 use crate::common::{Rng, bytes};
 use crate::program::{By, Shell};
-use crate::world::{FOLDERS, SECTOR, World, compare, words};
+use crate::world::{SECTOR, World, compare, words};
 
 type Result<T> = std::result::Result<T, String>;
 
 /// All files and their content.
-type Files = BTreeMap<PathBuf, Vec<u8>>;
+pub type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-fn files(shell: &Shell) -> Result<Files> {
+pub fn files(shell: &Shell) -> Result<Files> {
     let mut all = Files::new();
-    for folder in FOLDERS {
-        for entry in fs::read_dir(shell.root.join(folder)).map_err(|e| e.to_string())? {
-            let path = entry.map_err(|e| e.to_string())?.path();
-            if path.is_file() {
+    let mut folders = vec![shell.root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).map_err(|e| e.to_string())? {
+            let entry = entry.map_err(|e| e.to_string())?;
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path);
+            } else if path.is_file() {
                 all.insert(path.clone(), fs::read(&path).map_err(|e| e.to_string())?);
             }
         }
@@ -29,7 +33,7 @@ fn files(shell: &Shell) -> Result<Files> {
 }
 
 /// Fails if a file was changed, created or removed.
-fn unchanged(before: &Files, shell: &Shell, what: &str) -> Result<()> {
+pub fn unchanged(before: &Files, shell: &Shell, what: &str) -> Result<()> {
     let now = files(shell)?;
     let paths = before.keys().chain(now.keys());
     match paths

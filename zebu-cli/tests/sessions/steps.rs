@@ -58,7 +58,7 @@ impl World {
         if self.killed && rng.one_in(2) {
             return self.repair(shell, rng);
         }
-        match rng.below(38) {
+        match rng.below(40) {
             0..=7 => self.session(shell, rng, false),
             8 => self.session(shell, rng, true),
             9..=11 => self.resize(shell, rng),
@@ -74,6 +74,7 @@ impl World {
             27..=30 => (0..1 + rng.below(3)).try_for_each(|_| self.end_of_disk(shell, rng)),
             31 | 32 => self.limited(shell, rng),
             33..=36 => (0..1 + rng.below(2)).try_for_each(|_| self.change_bitmap(shell, rng)),
+            37 | 38 => self.onto_what_is_read(shell, rng),
             _ => self.repair(shell, rng),
         }
     }

@@ -365,12 +365,13 @@ impl Opening<'_> {
         if let Some(format) = spec.format {
             return Ok(format);
         }
-        if self.writes(role) && self.options.policy.limits().is_some() {
+        let strict = self.options.policy.limits().is_some();
+        if self.writes(role) && strict {
             return Err(Error::Refused(
                 "The format of an untrusted image that is written must be given".into(),
             ));
         }
-        let format = probe(self.queue, file).await?;
+        let format = probe(self.queue, file, strict).await?;
         spec.format = Some(format);
         spec.is_guessed = true;
         self.names.format_options(spec, format)?;

@@ -7,17 +7,18 @@
 use std::os::unix::ffi::OsStrExt;
 
 use super::{Format, Pass, Raw};
-use crate::format::{PROBED_BYTES, foreign_format};
+use crate::format::{PROBED_BYTES, foreign_format, is_tar};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
 /// The format of a file by its first bytes, as QEMU finds it. A format that zebu does not read is
-/// an error: opening it as a raw disk would be a silent mistake.
-pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
+/// an error: opening it as a raw disk would be a silent mistake. So is in strict mode an archive,
+/// which QEMU takes for a raw disk.
+pub(crate) async fn probe(queue: &Queue, file: &dyn Storage, strict: bool) -> Result<Format> {
     let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await;
     let head =
         head.map_err(|e| Error::Io(e).during("Could not read image for determining its format"))?;
-    let format = probe_head(&head)?;
+    let format = probe_head(&head, strict)?;
     match format == Format::RAW && is_dmg(file) {
         true => Ok(Format::DMG),
         false => Ok(format),
@@ -25,13 +26,18 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
 }
 
 /// The format of an image that begins with `head`, which has [`PROBED_BYTES`] unless the image is
-/// shorter.
-pub(crate) fn probe_head(head: &[u8]) -> Result<Format> {
+/// shorter. The errors are those of [`probe`].
+pub(crate) fn probe_head(head: &[u8], strict: bool) -> Result<Format> {
     let mut padded = [0; PROBED_BYTES];
     let length = head.len().min(PROBED_BYTES);
     padded[..length].copy_from_slice(&head[..length]);
     match (format_of(&padded), foreign_format(&padded)) {
         (Some(format), _) => Ok(format),
+        (None, None) if strict && is_tar(&padded) => Err(Error::Refused(
+            "The file is a tar archive, not the image of a disk ('zebu convert FILE.ova --disk N' \
+             takes a disk out of an appliance, and format 'raw' takes the file as it is)"
+                .into(),
+        )),
         (None, None) => Ok(Format::RAW),
         (None, Some(other)) => Err(Error::Refused(format!(
             "Driver '{other}' is not supported by zebu (format 'raw' takes the file as it is)"

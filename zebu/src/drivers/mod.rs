@@ -50,8 +50,8 @@ use crate::{Error, Result};
 pub use any::AnyImage;
 pub use check::CheckReport;
 pub(crate) use create::{
-    BlockLayout, Linear, NewBlocks, check_inside, make_valid, random_uuid, seconds_since,
-    too_large, write_table,
+    BlockLayout, Linear, NewBlocks, check_inside, make_valid, random_uuid, refuse_empty,
+    seconds_since, too_large, write_table,
 };
 pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};

@@ -55,5 +55,5 @@ pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
 pub use refcount::{RefcountBlock, RefcountTableEntry};
 pub use replace::Replacement;
-pub use signature::{PROBED_BYTES, foreign_format};
+pub use signature::{PROBED_BYTES, foreign_format, is_tar};
 pub use snapshot::*;

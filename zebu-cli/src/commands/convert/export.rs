@@ -62,7 +62,7 @@ pub fn open(arguments: &Arguments) -> Result<Option<Output>, Failure> {
         return Err(Failure::new(why));
     }
     // Before anything is read.
-    format(arguments, what)?;
+    format(arguments, what, None)?;
     Ok(Some(output))
 }
 
@@ -146,15 +146,21 @@ impl Begun {
     }
 }
 
-/// What is written.
-fn format(arguments: &Arguments, target: &str) -> Result<ExportFormat, Failure> {
+/// What is written, of a disk of `size` bytes, if that is known.
+fn format(arguments: &Arguments, target: &str, size: Option<u64>) -> Result<ExportFormat, Failure> {
     let name = arguments.target_format();
     let format = parse_format(name).map_err(Failure::new)?;
     let create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
     let subformat = create.get("subformat");
     if format.name() == "vmdk" {
         return match subformat {
-            Some("streamOptimized") => Ok(ExportFormat::Vmdk(create.values(format))),
+            Some("streamOptimized") => {
+                if let Some(size) = size {
+                    NewImage::to_fill(format, Path::new(""), size, &create)
+                        .map_err(|e| Failure::new(e.to_string()))?;
+                }
+                Ok(ExportFormat::Vmdk(create.values(format)))
+            }
             _ => Err(Failure::new(format!(
                 "A VMDK that is written to {target} needs -o subformat=streamOptimized"
             ))),
@@ -186,7 +192,9 @@ pub fn convert(
     options: &ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
-    let format = format(arguments, output.what())?;
+    let mut sizes = sources.iter().map(Device::size);
+    let size = sizes.try_fold(0, u64::checked_add);
+    let format = format(arguments, output.what(), size)?;
     let (sink, begun) = output.begin(&sources)?;
     let events = events(invocation, arguments, progress);
     let result = jobs::convert_to_stream(sources, sink, &format, options, events);

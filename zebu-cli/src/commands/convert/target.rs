@@ -304,7 +304,7 @@ impl Wanted<'_> {
         let file = file_of(self.name).map_err(Failure::new)?;
         let failure = |why: String| creation_failure(self.name, format.name(), &why);
         let create = self.create_options(format)?;
-        let image = NewImage::new(format, &file.path, self.total, &create, None);
+        let image = NewImage::to_fill(format, &file.path, self.total, &create);
         let image = image.map_err(|e| failure(e.to_string()))?;
         match &image {
             NewImage::Raw { .. } => {}

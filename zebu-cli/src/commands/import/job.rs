@@ -126,7 +126,12 @@ impl Job {
             let why = "--sums needs a source that has a name";
             return Err(Trouble::new(Cause::Other, why));
         };
-        let bytes = Opened::open(list, &Default::default())?.read_all(LIST);
+        let opened = Opened::open(list, &Default::default())?;
+        if opened.is_file(Path::new(super::path(&self.wanted.target))) {
+            let why = "The list of checksums and the target are the same file";
+            return Err(Trouble::new(Cause::Other, why));
+        }
+        let bytes = opened.read_all(LIST);
         let bytes = bytes.map_err(|e| {
             let why = format!("'{}': {}", list.display(), zebu::strerror(&e));
             Trouble::new(Cause::Source, why)

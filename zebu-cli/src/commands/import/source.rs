@@ -63,7 +63,7 @@ impl Opened {
                 path: None,
             });
         }
-        let path = file.map_or_else(|| name.to_owned(), |file| file.path.into());
+        let path = file.map_or_else(|| super::path(name).to_owned(), |file| file.path.into());
         let base_name = Path::new(&path)
             .file_name()
             .filter(|_| path != streams::STANDARD);

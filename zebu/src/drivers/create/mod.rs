@@ -83,6 +83,15 @@ pub trait ImagePlan: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Refuses an image that could not be opened: in some formats that of a disk of 0 bytes, which
+    /// QEMU creates nonetheless. For images that are made to be filled.
+    ///
+    /// # Errors
+    /// If it could not be opened.
+    fn check_opens(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Begins the image in `files`: its own, then [`ImagePlan::other_files`]. They are locked and
     /// open for writing. Regular files are empty; devices have any content.
     ///
@@ -168,6 +177,16 @@ pub(crate) fn check_inside(offset: u64, iov: &Iov, size: u64) -> Result<()> {
             length,
             size,
         }),
+    }
+}
+
+/// Refuses an image of a disk of 0 bytes, in a format whose readers need at least a sector.
+pub(crate) fn refuse_empty(size: u64, what: &str) -> Result<()> {
+    match size {
+        0 => Err(Error::Refused(format!(
+            "{what} of 0 bytes could not be opened"
+        ))),
+        _ => Ok(()),
     }
 }
 

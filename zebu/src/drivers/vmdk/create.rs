@@ -13,7 +13,7 @@ use crate::Result;
 use crate::drivers::limits::MAX_DISK;
 use crate::drivers::{
     BoxFuture, CreateOption, CreateValue, CreateValues, ImagePlan, NewImage, OptionKind,
-    PlanRequest, check_inside, make_valid, random_uuid, too_large,
+    PlanRequest, check_inside, make_valid, random_uuid, refuse_empty, too_large,
 };
 use crate::format::printable;
 use crate::storage::{self, Iov, Queue, Storage};
@@ -165,6 +165,7 @@ pub(super) fn stream_descriptor(
         options,
         backing_id: None,
     })?;
+    plan.check_opens()?;
     Ok((plan.size, plan.descriptor))
 }
 
@@ -348,6 +349,10 @@ impl ImagePlan for Plan {
             true => Vec::new(),
             false => self.extents.iter().map(|(_, path)| path.clone()).collect(),
         }
+    }
+
+    fn check_opens(&self) -> Result<()> {
+        refuse_empty(self.size, "A VMDK")
     }
 
     fn begin<'a>(

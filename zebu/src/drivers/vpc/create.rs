@@ -7,7 +7,7 @@ use super::geometry::{Geometry, SECTOR};
 use super::{CHECKSUM, COOKIE, DYNAMIC_COOKIE, DYNAMIC_HEADER, NO_BLOCK, checksum};
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, ImagePlan, Linear, NewBlocks, NewImage, OptionKind,
-    PlanRequest, make_valid, random_uuid, seconds_since, write_table,
+    PlanRequest, make_valid, random_uuid, refuse_empty, seconds_since, write_table,
 };
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
@@ -75,6 +75,13 @@ impl ImagePlan for Plan {
         match self.is_fixed {
             true => 1 << 20,
             false => SECTOR,
+        }
+    }
+
+    fn check_opens(&self) -> Result<()> {
+        match self.is_fixed {
+            true => refuse_empty(self.size(), "A fixed VHD"),
+            false => Ok(()),
         }
     }
 

@@ -68,7 +68,7 @@ impl ImageStream {
         fill(&mut *reader, &mut head, PROBED_BYTES)?;
         let format = match format {
             Some(format) => format,
-            None => probe_head(&head)?,
+            None => probe_head(&head, policy.limits().is_some())?,
         };
         let found = if format == Format::RAW {
             Head::Raw
