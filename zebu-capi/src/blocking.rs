@@ -76,11 +76,16 @@ where
             break result;
         }
         if !more {
-            poll(&descriptors, -1)?;
+            // After an error it goes round in circles: the request uses the caller's memory until
+            // it has ended.
+            let _ = poll(&descriptors, -1);
         }
     };
-    // The caller's event loop waits for the completions that were found.
-    busy.iter().for_each(|queue| queue.signal_completions());
+    // The caller's event loop waits for what comes, and for the completions that were found.
+    for other in &busy {
+        other.drive();
+        other.signal_completions();
+    }
     Ok(result?)
 }
 

@@ -109,7 +109,7 @@ impl Inner {
     }
 
     /// Does what can be done without waiting. From then on the descriptor reports what comes.
-    fn drive(&self) {
+    pub fn drive(&self) {
         while self.queue.turn() {}
     }
 

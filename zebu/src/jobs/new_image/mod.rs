@@ -387,7 +387,7 @@ impl NewFile {
         caches: &[CacheMode],
         objects: &Objects,
     ) -> Result<NewFile, String> {
-        let existed = spec.nbd().is_some() || spec.path.exists();
+        let existed = is_export(spec) || spec.path.exists();
         let opened = in_first(caches, |cache| {
             let how = OpenFile::default().write(true).create(true).cache(cache);
             spec.open(how, objects)
@@ -472,22 +472,27 @@ pub fn after_file(name: &OsStr) -> Option<&OsStr> {
         .map(OsStr::from_bytes)
 }
 
+/// Whether it is the export of an NBD server.
+fn is_export(spec: &FileSpec) -> bool {
+    spec.driver.name() == "nbd"
+}
+
 /// Why, in QEMU's words.
 fn could_not_create(spec: &FileSpec, error: Error) -> String {
     if let Err(why) = refuse_object(spec) {
         return why;
     }
-    match (spec.nbd(), error) {
-        (Some(_), e) => format!(
+    match (is_export(spec), error) {
+        (true, e) => format!(
             "Protocol driver 'nbd' does not support creating new images, so an existing image \
              must be selected as the target; however, opening the given target as an existing \
              image failed: {e}"
         ),
         // The message has the prefix already.
-        (None, Error::While { source, .. }) => {
+        (false, Error::While { source, .. }) => {
             format!("Could not create '{}': {source}", spec.name().display())
         }
-        (None, e) => format!("Could not create '{}': {e}", spec.name().display()),
+        (false, e) => format!("Could not create '{}': {e}", spec.name().display()),
     }
 }
 
