@@ -93,17 +93,6 @@ pub fn device_with(
         .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))
 }
 
-/// What `open` opens in the first of `caches` (at least one) that works. The
-/// error is that of the last.
-pub fn in_first<T, E>(
-    caches: &[CacheMode],
-    open: impl Fn(CacheMode) -> Result<T, E>,
-) -> Result<T, E> {
-    let (last, others) = caches.split_last().expect("a cache mode");
-    let opened = others.iter().find_map(|cache| open(*cache).ok());
-    opened.map_or_else(|| open(*last), Ok)
-}
-
 /// Opens an image. If it is opened for writing and its last writer did not close it, it is repaired
 /// first, as in QEMU, which prints what is found.
 pub fn repaired(queue: &Queue, source: &Source, options: &OpenOptions) -> zebu::Result<Device> {

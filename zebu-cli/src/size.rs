@@ -2,18 +2,11 @@
 
 use std::ops::RangeInclusive;
 
+pub use zebu::internal::new_image::parse_file_size as parse;
 pub use zebu::names::SizeError;
-use zebu::names::{parse_integer, parse_size};
+use zebu::names::parse_integer;
 
 use crate::failure::Failure;
-
-/// Reads a size in bytes as everywhere ([`parse_size`]), up to 2^63 - 1.
-pub fn parse(text: &str) -> Result<u64, SizeError> {
-    match parse_size(text)? {
-        size if size <= i64::MAX as u64 => Ok(size),
-        _ => Err(SizeError::Range),
-    }
-}
 
 /// The message of qemu-img for a size that is wrong: `what` is "image size",
 /// "start offset" and the like.

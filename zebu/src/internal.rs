@@ -39,3 +39,8 @@ pub mod format {
 pub mod nbd {
     pub use crate::nbd::*;
 }
+
+/// Images that are made of options in text.
+pub mod new_image {
+    pub use crate::jobs::new_image::*;
+}

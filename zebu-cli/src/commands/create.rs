@@ -132,7 +132,8 @@ fn create(
     check_not_read(&options, name, backing.as_ref(), &files)?;
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
-    NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
+    let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
+    files.make(&queue, &image)
 }
 
 /// Refuses files of the new image that its backing file reads. Of a backing file that is not opened

@@ -17,7 +17,7 @@ use crate::invocation::Invocation;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
 use crate::progress::{Progress, incomplete, interrupted};
-use crate::{open, same_file, size, untrusted};
+use crate::{objects, open, same_file, size, untrusted};
 
 /// Copy input to output with optional format conversion
 #[derive(Parser)]
@@ -179,7 +179,7 @@ fn make_target(
         let options = CreateOptions::default();
         let image = NewImage::to_fill(format, &file.path, length, &options);
         let image = image.map_err(|e| e.to_string())?;
-        let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack])?;
+        let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
         match &image {
             NewImage::Planned(plan) => files.begin(queue, &**plan).map(Some),
             _ => files.make(queue, &image).map(|()| None),

@@ -10,7 +10,7 @@ use crate::drivers::qcow2::SnapshotName;
 use crate::storage::Queue;
 use crate::{Error, Result, lock};
 
-/// A device whose size and snapshots can be changed by a shared reference.
+/// A device whose size, snapshots and bitmaps can be changed by a shared reference.
 ///
 /// Requests go through [`SharedDevice::enter`]. A change of the whole device waits until all that
 /// came before have ended, and later ones wait for it. Clones are of the same device.
@@ -147,6 +147,54 @@ impl SharedDevice {
     pub async fn snapshot_delete(&self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         let mut device = self.exclusive().await?;
         device.get().snapshot_delete(queue, name).await
+    }
+
+    /// [`Device::bitmap_add`], as [`SharedDevice::resize`].
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn bitmap_add(
+        &self,
+        queue: &Queue,
+        name: impl AsRef<[u8]>,
+        granularity: Option<u64>,
+        enabled: bool,
+    ) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        let device = device.get();
+        device.bitmap_add(queue, name, granularity, enabled).await
+    }
+
+    /// [`Device::bitmap_remove`], as [`SharedDevice::resize`].
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn bitmap_remove(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().bitmap_remove(queue, name).await
+    }
+
+    /// [`Device::bitmap_clear`], as [`SharedDevice::resize`].
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn bitmap_clear(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().bitmap_clear(queue, name).await
+    }
+
+    /// [`Device::bitmap_enable`], as [`SharedDevice::resize`].
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn bitmap_enable(
+        &self,
+        queue: &Queue,
+        name: impl AsRef<[u8]>,
+        enabled: bool,
+    ) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().bitmap_enable(queue, name, enabled).await
     }
 
     /// [`Device::close`], when all requests have ended. The device cannot be used from then on,

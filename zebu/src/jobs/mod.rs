@@ -38,6 +38,7 @@ mod export;
 mod incomplete;
 mod join_set;
 mod measure;
+pub(crate) mod new_image;
 mod open;
 mod progress;
 mod rate_limiter;

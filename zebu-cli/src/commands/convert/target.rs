@@ -7,6 +7,7 @@ use std::str::FromStr;
 use zebu::block::{Device, FileSpec, Format};
 use zebu::internal::codec::{Compression, Compressor};
 use zebu::internal::format;
+use zebu::internal::new_image::in_first;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
@@ -232,7 +233,7 @@ impl Wanted<'_> {
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_format(Format::RAW)?;
         let spec = file_of(self.name).map_err(Failure::new)?;
-        let opened = open::in_first(&self.caches(self.aligned), |cache| {
+        let opened = in_first(&self.caches(self.aligned), |cache| {
             let how = OpenFile::default().write(true).cache(cache);
             spec.open(how, &objects::all())
         });
@@ -284,7 +285,7 @@ impl Wanted<'_> {
             true => None,
             false => Format::from_str(self.arguments.target_format()).ok(),
         };
-        let opened = open::in_first(caches, |cache| {
+        let opened = in_first(caches, |cache| {
             let how = untrusted::defaults()
                 .format(format)
                 .write(true)
@@ -317,7 +318,7 @@ impl Wanted<'_> {
             }
         }
         let caches = self.caches(self.writes_are_aligned(&image));
-        let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
+        let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(failure)?;
         let others = image.other_files().map_err(failure)?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.

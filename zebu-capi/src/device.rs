@@ -1,0 +1,73 @@
+//! The device of the caller.
+
+use std::ffi::c_int;
+
+use zebu::{EngineKind, Preallocation, Queue, SharedDevice};
+
+use crate::blocking;
+use crate::error::{Failure, Out, Result, call, call_code};
+use crate::text::{Text, check_flags};
+
+/// `zebu_device`.
+#[derive(Debug)]
+pub struct Handle {
+    pub device: SharedDevice,
+    /// Of blocking calls.
+    pub engine: EngineKind,
+}
+
+impl Handle {
+    /// Executes the future of a request on this thread, and waits for it.
+    pub fn wait<T, F>(&self, request: impl FnOnce(Queue, SharedDevice) -> F) -> Result<T>
+    where
+        T: 'static,
+        F: Future<Output = zebu::Result<T>> + 'static,
+    {
+        let device = self.device.clone();
+        blocking::wait(self.engine, |queue| request(queue, device))
+    }
+}
+
+/// A device that must be given.
+pub fn given(device: Option<&Handle>) -> Result<&Handle> {
+    device.ok_or_else(|| Failure::null("device"))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_size(device: Option<&Handle>, error: Out<'_>) -> i64 {
+    let size = call(error, || {
+        given(device)?.wait(|_, device| async move { Ok(device.enter().await?.size()) })
+    });
+    match size {
+        Ok(size) => size as i64,
+        Err(failure) => failure.code().into(),
+    }
+}
+
+const SHRINK: u32 = 1 << 0;
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_resize(
+    device: Option<&Handle>,
+    size: u64,
+    preallocation: Text,
+    flags: u32,
+    error: Out<'_>,
+) -> c_int {
+    call_code(error, || {
+        check_flags(flags, SHRINK)?;
+        let preallocation = match preallocation.word("preallocation")? {
+            None => Preallocation::Off,
+            Some(name) => Preallocation::from_name(name)
+                .ok_or_else(|| Failure::misuse(&format!("There is no preallocation '{name}'")))?,
+        };
+        given(device)?.wait(|queue, device| async move {
+            let is_smaller = size < device.enter().await?.size();
+            if is_smaller && flags & SHRINK == 0 {
+                let why = "The new size is smaller: that needs ZEBU_RESIZE_SHRINK";
+                return Err(zebu::Error::Refused(why.into()));
+            }
+            device.resize(&queue, size, preallocation).await
+        })
+    })
+}

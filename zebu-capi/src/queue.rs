@@ -1,0 +1,350 @@
+//! Queues: asynchronous requests, and their completions.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use zebu::{InUse, Queue, QueueOptions};
+
+use crate::blocking;
+use crate::device::{Handle, given};
+use crate::error::{Failure, Out, Result, call, call_code, call_count, call_object};
+use crate::io::{vector, zeroing};
+use crate::open::engine;
+use crate::text::{Options, OptionsPointer, Text, check_flags};
+
+const INFLATE_INLINE: u32 = 1 << 0;
+
+/// `zebu_queue_options`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CQueueOptions {
+    pub struct_size: usize,
+    pub flags: u32,
+    pub reserved: u32,
+    pub engine: Text,
+}
+
+// SAFETY: numbers, and a pointer that may be NULL.
+unsafe impl Options for CQueueOptions {
+    const NAME: &'static str = "zebu_queue_options";
+}
+
+/// `zebu_completion`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct CCompletion {
+    pub cookie: *mut c_void,
+    pub error: *const Failure,
+    pub result: c_int,
+}
+
+/// `zebu_queue`.
+pub struct QueueHandle {
+    thread: ThreadId,
+    inner: Rc<Inner>,
+}
+
+/// The part that only the queue's thread touches.
+pub struct Inner {
+    pub queue: Queue,
+    completed: Rc<RefCell<VecDeque<Completed>>>,
+    /// Requests whose completion was not returned yet, by number.
+    in_flight: RefCell<HashMap<u64, zebu::Handle<()>>>,
+    next: Cell<u64>,
+    /// The errors of the completions that were returned last.
+    errors: RefCell<Vec<Failure>>,
+}
+
+/// A request that has ended.
+struct Completed {
+    number: u64,
+    cookie: *mut c_void,
+    result: Result<()>,
+}
+
+impl Inner {
+    /// Whether requests have not completed.
+    pub fn has_requests(&self) -> bool {
+        self.in_flight.borrow().len() > self.completed.borrow().len()
+    }
+
+    /// Makes the descriptor readable if there are completions.
+    pub fn signal_completions(&self) {
+        if !self.completed.borrow().is_empty() {
+            // A turn must have ended for a new task to make the descriptor readable.
+            drop(self.queue.spawn(async {}));
+        }
+    }
+
+    /// Starts a request.
+    fn submit<F>(
+        self: &Rc<Self>,
+        device: &Handle,
+        cookie: *mut c_void,
+        request: impl FnOnce(Queue, InUse) -> F + 'static,
+    ) where
+        F: Future<Output = zebu::Result<()>> + 'static,
+    {
+        let device = device.device.clone();
+        let (queue, completed) = (self.queue.clone(), self.completed.clone());
+        let number = self.next.replace(self.next.get() + 1);
+        let handle = self.queue.spawn(async move {
+            let result = match device.enter().await {
+                Ok(device) => request(queue, device).await,
+                Err(error) => Err(error),
+            };
+            let result = result.map_err(Failure::from);
+            completed.borrow_mut().push_back(Completed {
+                number,
+                cookie,
+                result,
+            });
+        });
+        self.in_flight.borrow_mut().insert(number, handle);
+    }
+
+    /// Does what can be done without waiting. From then on the descriptor reports what comes.
+    pub fn drive(&self) {
+        while self.queue.turn() {}
+    }
+
+    /// Gives the caller up to `max` completions.
+    fn take(&self, completions: *mut CCompletion, max: usize) -> usize {
+        let mut completed = self.completed.borrow_mut();
+        let count = completed.len().min(max);
+        // They do not move: there is room for all.
+        let mut errors = Vec::with_capacity(count);
+        for (place, request) in completed.drain(..count).enumerate() {
+            self.in_flight.borrow_mut().remove(&request.number);
+            let (error, code) = match request.result {
+                Ok(()) => (std::ptr::null(), 0),
+                Err(failure) => {
+                    let code = failure.code();
+                    errors.push(failure);
+                    (
+                        errors.last().map_or(std::ptr::null(), std::ptr::from_ref),
+                        code,
+                    )
+                }
+            };
+            let completion = CCompletion {
+                cookie: request.cookie,
+                error,
+                result: code,
+            };
+            // SAFETY: the header requires room for `max` completions.
+            unsafe { completions.add(place).write(completion) };
+        }
+        drop(completed);
+        self.errors.replace(errors);
+        self.signal_completions();
+        count
+    }
+}
+
+/// A queue that must be given, of this thread.
+fn own(queue: Option<&QueueHandle>) -> Result<&Rc<Inner>> {
+    let queue = queue.ok_or_else(|| Failure::null("queue"))?;
+    match queue.thread == std::thread::current().id() {
+        true => Ok(&queue.inner),
+        false => Err(Failure::misuse("The queue belongs to another thread")),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_new(
+    options: OptionsPointer<CQueueOptions>,
+    error: Out<'_>,
+) -> Option<Box<QueueHandle>> {
+    call_object(error, || {
+        let options = options.get()?;
+        check_flags(options.flags, INFLATE_INLINE)?;
+        let options = QueueOptions::default()
+            .engine(engine(options.engine)?)
+            .inflate_inline(options.flags & INFLATE_INLINE != 0);
+        let inner = Rc::new(Inner {
+            queue: Queue::new(options)?,
+            completed: Rc::default(),
+            in_flight: RefCell::default(),
+            next: Cell::new(0),
+            errors: RefCell::default(),
+        });
+        // From the first turn on, the descriptor is readable when a request is submitted.
+        inner.drive();
+        blocking::register(&inner);
+        Ok(QueueHandle {
+            thread: std::thread::current().id(),
+            inner,
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_free(queue: Option<Box<QueueHandle>>, error: Out<'_>) -> c_int {
+    call_code(error, || {
+        if let Err(failure) = own(queue.as_deref()) {
+            // It stays as it is.
+            std::mem::forget(queue);
+            return Err(failure);
+        }
+        // The tasks of requests hold the queue, so they do not end with this handle to it.
+        let queue = queue.expect("looked at");
+        let requests = queue.inner.in_flight.take();
+        requests.into_values().for_each(zebu::Handle::abort);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_fd(queue: Option<&QueueHandle>, error: Out<'_>) -> c_int {
+    call(error, || Ok(own(queue)?.queue.as_raw_fd())).unwrap_or_else(|failure| failure.code())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_in_flight(queue: Option<&QueueHandle>, error: Out<'_>) -> isize {
+    call_count(error, || Ok(own(queue)?.in_flight.borrow().len()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_read(
+    queue: Option<&QueueHandle>,
+    device: Option<&Handle>,
+    iov: *const libc::iovec,
+    count: c_int,
+    offset: u64,
+    cookie: *mut c_void,
+    error: Out<'_>,
+) -> c_int {
+    call_code(error, || {
+        let iov = vector(iov, count)?;
+        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
+            device.read(&queue, offset, &iov).await
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_write(
+    queue: Option<&QueueHandle>,
+    device: Option<&Handle>,
+    iov: *const libc::iovec,
+    count: c_int,
+    offset: u64,
+    cookie: *mut c_void,
+    error: Out<'_>,
+) -> c_int {
+    call_code(error, || {
+        let iov = vector(iov, count)?;
+        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
+            device.write(&queue, offset, &iov).await
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_flush(
+    queue: Option<&QueueHandle>,
+    device: Option<&Handle>,
+    cookie: *mut c_void,
+    error: Out<'_>,
+) -> c_int {
+    call_code(error, || {
+        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
+            device.flush(&queue).await
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_discard(
+    queue: Option<&QueueHandle>,
+    device: Option<&Handle>,
+    offset: u64,
+    length: u64,
+    cookie: *mut c_void,
+    error: Out<'_>,
+) -> c_int {
+    call_code(error, || {
+        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
+            device.discard(&queue, offset, length).await
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_write_zeroes(
+    queue: Option<&QueueHandle>,
+    device: Option<&Handle>,
+    offset: u64,
+    length: u64,
+    flags: u32,
+    cookie: *mut c_void,
+    error: Out<'_>,
+) -> c_int {
+    call_code(error, || {
+        let zeroing = zeroing(flags)?;
+        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
+            device.write_zeroes(&queue, offset, length, zeroing).await
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_complete(
+    queue: Option<&QueueHandle>,
+    completions: *mut CCompletion,
+    max: usize,
+    error: Out<'_>,
+) -> isize {
+    call_count(error, || {
+        let queue = own(queue)?;
+        if completions.is_null() && max > 0 {
+            return Err(Failure::null("completions"));
+        }
+        queue.drive();
+        Ok(queue.take(completions, max))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn zebu_queue_wait(
+    queue: Option<&QueueHandle>,
+    completions: *mut CCompletion,
+    min: usize,
+    max: usize,
+    timeout_ms: c_int,
+    error: Out<'_>,
+) -> isize {
+    call_count(error, || {
+        let queue = own(queue)?;
+        if completions.is_null() && max > 0 {
+            return Err(Failure::null("completions"));
+        }
+        let timeout = u64::try_from(timeout_ms).map(Duration::from_millis).ok();
+        let end = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            queue.drive();
+            if queue.completed.borrow().len() >= min.min(max) || !queue.has_requests() {
+                break;
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            // Rounded up, so that it does not spin at the end.
+            let left = left.map_or(-1, |left| left.as_micros().div_ceil(1000) as i32);
+            blocking::poll(&[queue.queue.as_raw_fd()], left)?;
+        }
+        Ok(queue.take(completions, max))
+    })
+}

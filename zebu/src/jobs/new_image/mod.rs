@@ -1,0 +1,530 @@
+//! Images that are made of options in text, in files of the host: what the program's `create` and
+//! `convert` do, and the libraries for other languages.
+
+mod options;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use options::{CreateOptions, number, parse_file_size};
+
+use super::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use crate::block::{Device, FileSpec, Format, Objects, OpenedFile};
+use crate::drivers::{ImagePlan, PlanRequest};
+use crate::names::protocol;
+use crate::qcow2::Compression;
+use crate::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
+use crate::{Error, Result, drivers};
+
+/// Formats of QEMU that zebu does not create.
+const OTHER_FORMATS: [&str; 5] = ["qcow", "qed", "parallels", "luks", "file"];
+/// Formats that cannot be created.
+const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
+
+/// The format of a new image, by its name.
+pub fn parse_format(name: &str) -> Result<Format, String> {
+    match name.parse::<Format>() {
+        Ok(format) if format.is_creatable() => Ok(format),
+        _ => Err(not_creatable(name)),
+    }
+}
+
+/// Why no image of this format can be created.
+fn not_creatable(name: &str) -> String {
+    if READ_ONLY_FORMATS.contains(&name) {
+        format!("Format driver '{name}' does not support image creation")
+    } else if is_format(name) {
+        format!("Creating images of format '{name}' is not part of this version")
+    } else {
+        format!("Unknown file format '{name}'")
+    }
+}
+
+/// Whether QEMU has a format of this name.
+pub fn is_format(name: &str) -> bool {
+    name.parse::<Format>().is_ok()
+        || OTHER_FORMATS.contains(&name)
+        || READ_ONLY_FORMATS.contains(&name)
+}
+
+/// An image that can be made.
+pub enum NewImage {
+    /// A raw one.
+    Raw {
+        /// In bytes.
+        size: u64,
+        /// What is allocated at once.
+        preallocation: Preallocation,
+    },
+    /// A qcow2 one.
+    Qcow2(Box<CreateQcow2>),
+    /// One of another format.
+    Planned(Box<dyn ImagePlan>),
+}
+
+/// Decodes the size and the options of a new image.
+type Creator = fn(u64, &CreateOptions) -> Result<NewImage, String>;
+
+/// The formats that are not planned by the library.
+const CREATORS: [(Format, Creator); 2] = [(Format::RAW, raw), (Format::QCOW2, qcow2)];
+
+impl NewImage {
+    /// The image that the options mean, whose values were looked at. `path` is that of its file, and
+    /// `backing` its backing file, if it was opened.
+    ///
+    /// # Errors
+    ///
+    /// In QEMU's words why it cannot be.
+    pub fn new(
+        format: Format,
+        path: &Path,
+        size: u64,
+        options: &CreateOptions,
+        backing: Option<&Device>,
+    ) -> Result<Self> {
+        if let Some((_, create)) = CREATORS.iter().find(|creator| creator.0 == format) {
+            return create(size, options).map_err(Error::Refused);
+        }
+        if !format.is_creatable() {
+            return Err(Error::Refused(not_creatable(format.name())));
+        }
+        // The file is empty when it is made, so there is nothing to allocate.
+        file_preallocation(options).map_err(Error::Refused)?;
+        let plan = format.plan(&PlanRequest {
+            path,
+            size,
+            options: &options.values(format),
+            backing_id: backing.and_then(|backing| backing.top().content_id()),
+        })?;
+        Ok(NewImage::Planned(plan))
+    }
+
+    /// As [`NewImage::new`], for an image that is filled: it must be one that can be opened.
+    ///
+    /// # Errors
+    ///
+    /// As for [`NewImage::new`], or if it could not be opened.
+    pub fn to_fill(
+        format: Format,
+        path: &Path,
+        size: u64,
+        options: &CreateOptions,
+    ) -> Result<Self> {
+        let image = NewImage::new(format, path, size, options, None)?;
+        if let NewImage::Planned(plan) = &image {
+            plan.check_opens()?;
+        }
+        Ok(image)
+    }
+
+    /// Whether its disk is mapped to the file from the start.
+    pub fn is_mapped(&self) -> bool {
+        match self {
+            NewImage::Raw { .. } => true,
+            NewImage::Qcow2(image) => {
+                image.preallocation != Preallocation::Off
+                    || image.data_file.as_ref().is_some_and(|d| d.raw)
+            }
+            // Its unwritten ranges read as zeroes by themselves.
+            NewImage::Planned(_) => false,
+        }
+    }
+
+    /// The files that it has besides its own.
+    pub fn other_files(&self) -> Result<Vec<FileSpec>, String> {
+        match self {
+            NewImage::Raw { .. } => Ok(Vec::new()),
+            NewImage::Qcow2(image) => {
+                let data_file = image.data_file.as_ref();
+                data_file
+                    .map(|data| file_of(&data.name))
+                    .into_iter()
+                    .collect()
+            }
+            NewImage::Planned(plan) => {
+                let paths = plan.other_files().into_iter();
+                Ok(paths.map(FileSpec::new).collect())
+            }
+        }
+    }
+}
+
+/// The preallocation of a file that is made.
+fn file_preallocation(options: &CreateOptions) -> Result<Preallocation, String> {
+    match options.get("preallocation") {
+        None => Ok(Preallocation::Off),
+        Some(name) => match Preallocation::from_name(name) {
+            None => Err(format!("invalid parameter value: {name}")),
+            Some(Preallocation::Metadata) => Err("Unsupported preallocation mode: metadata".into()),
+            Some(mode) => Ok(mode),
+        },
+    }
+}
+
+fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
+    let preallocation = file_preallocation(options)?;
+    let size = size.next_multiple_of(512);
+    if size > i64::MAX as u64 {
+        return Err("Could not resize file: Invalid argument".into());
+    }
+    Ok(NewImage::Raw {
+        size,
+        preallocation,
+    })
+}
+
+fn qcow2(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
+    let wrong = |parameter: &str, value: &str| {
+        format!("Parameter '{parameter}' does not accept value '{value}'")
+    };
+    let version = match options.get("compat") {
+        None | Some("1.1" | "v3") => 3,
+        Some("0.10" | "v2") => 2,
+        Some(other) => return Err(wrong("version", other)),
+    };
+    let name = |key| options.value(key).map(OsStr::to_owned);
+    let backing_format = options.get("backing_fmt").map(str::to_string);
+    if let Some(other) = backing_format.as_deref()
+        && !is_format(other)
+    {
+        return Err(wrong("backing-fmt", other));
+    }
+    let preallocation = match options.get("preallocation") {
+        None => Preallocation::Off,
+        Some(name) => Preallocation::from_name(name).ok_or_else(|| wrong("preallocation", name))?,
+    };
+    let compression = match options.get("compression_type") {
+        None | Some("zlib") => Compression::Zlib,
+        Some("zstd") => Compression::Zstd,
+        Some(other) => return Err(wrong("compression-type", other)),
+    };
+    refuse_encryption(options)?;
+    let cluster_size = options.size("cluster_size").unwrap_or(65536);
+    let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
+    let backing =
+        name("backing_file").map(|name| NewBacking::new(name).format(backing_format.clone()));
+    let data_file =
+        name("data_file").map(|name| NewDataFile::new(name).raw(options.is_on("data_file_raw")));
+    let image = CreateQcow2::default()
+        .size(size)
+        .version(version)
+        // What is no power of two is none that exists.
+        .cluster_bits(log2(cluster_size))
+        .refcount_order(log2(refcount_bits))
+        .extended_l2(options.is_on("extended_l2"))
+        .lazy_refcounts(options.is_on("lazy_refcounts"))
+        .compression(compression)
+        .preallocation(preallocation)
+        .backing(backing)
+        .data_file(data_file);
+    if image.backing.is_none() && backing_format.is_some() {
+        return Err("Backing format cannot be used without backing file".into());
+    }
+    if image.data_file.is_none() && options.is_on("data_file_raw") {
+        return Err("data-file-raw requires data-file".into());
+    }
+    image.check().map_err(|e| e.to_string())?;
+    Ok(NewImage::Qcow2(Box::new(image)))
+}
+
+/// The power of two; 64, which is out of every range, if it is none.
+pub fn log2(value: u64) -> u32 {
+    match value.is_power_of_two() {
+        true => value.trailing_zeros(),
+        false => 64,
+    }
+}
+
+fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
+    let given = Format::QCOW2
+        .create_options()
+        .iter()
+        .map(|option| option.name)
+        .find(|name| name.starts_with("encrypt.") && options.value(name).is_some())
+        .or(options.is_on("encryption").then_some("encryption"));
+    match given {
+        Some(name) => Err(format!("{name}: encryption is not part of this version")),
+        None => Ok(()),
+    }
+}
+
+/// The files of an image that is being made, locked.
+pub struct NewFiles {
+    file: NewFile,
+    /// Those of [`NewImage::other_files`].
+    others: Vec<NewFile>,
+}
+
+impl NewFiles {
+    /// Opens the files of `image`, in the first of `caches` that works. What
+    /// they held is there until [`NewFiles::make`].
+    pub fn open(
+        file: &FileSpec,
+        image: &NewImage,
+        caches: &[CacheMode],
+        objects: &Objects,
+    ) -> Result<Self, String> {
+        let lock = match image {
+            NewImage::Raw { .. } => LockRequest::CREATE,
+            NewImage::Qcow2(_) | NewImage::Planned(_) => LockRequest::QCOW2_WRITE,
+        };
+        let others = image.other_files()?;
+        let mut files = NewFiles {
+            file: NewFile::open(file, lock, caches, objects)?,
+            others: Vec::new(),
+        };
+        for other in &others {
+            // As a file that is made, and only then as one of an image.
+            let opened = NewFile::open(other, LockRequest::CREATE, caches, objects).and_then(
+                |new| match new.file.lock(LockRequest::DATA_WRITE) {
+                    Ok(()) => Ok(new),
+                    Err(e) => Err(e.to_string()),
+                },
+            );
+            match opened {
+                Ok(new) => files.others.push(new),
+                Err(e) => {
+                    files.give_up();
+                    return Err(e);
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Makes them the image.
+    pub fn make(&self, queue: &Queue, image: &NewImage) -> Result<(), String> {
+        match image {
+            NewImage::Raw {
+                size,
+                preallocation,
+            } => self.make_raw(queue, *size, *preallocation),
+            NewImage::Qcow2(image) => {
+                let data = self.others.first().map(|data| &*data.storage);
+                queue
+                    .block_on(super::create_qcow2(
+                        queue,
+                        &*self.file.storage,
+                        data,
+                        image,
+                        |_| {},
+                    ))
+                    .map_err(|e| self.remove(&e))
+            }
+            NewImage::Planned(plan) => queue
+                .block_on(super::create_image(queue, &**plan, self.storages()))
+                .map_err(|e| self.remove(&e)),
+        }
+    }
+
+    /// Begins a planned image in them, which is to be filled. It keeps them locked.
+    pub fn begin(
+        &self,
+        queue: &Queue,
+        plan: &dyn ImagePlan,
+    ) -> Result<Box<dyn drivers::NewImage>, String> {
+        queue
+            .block_on(super::begin_image(queue, plan, self.storages()))
+            .map_err(|e| self.remove(&e))
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        let files = [&self.file].into_iter().chain(&self.others);
+        files.map(|file| file.storage.clone()).collect()
+    }
+
+    /// Removes them after an error: what they held is lost already. Returns the message.
+    fn remove(&self, error: &Error) -> String {
+        self.file.remove();
+        self.others.iter().for_each(NewFile::remove);
+        error.to_string()
+    }
+
+    fn make_raw(
+        &self,
+        queue: &Queue,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Result<(), String> {
+        let file = &self.file;
+        queue
+            .block_on(super::create_raw(
+                queue,
+                &*file.storage,
+                size,
+                preallocation,
+                |_| {},
+            ))
+            .map_err(|e| {
+                file.remove_if_new();
+                match e.errno() {
+                    libc::EFBIG => "The image size is too large for file format 'raw'".to_string(),
+                    _ if file.storage.is_device() => e.to_string(),
+                    _ => format!("Could not resize file: {e}"),
+                }
+            })
+    }
+
+    /// Removes those that were not there before.
+    pub fn give_up(self) {
+        self.file.remove_if_new();
+        self.others.iter().for_each(NewFile::remove_if_new);
+    }
+
+    /// Whether what is new reads as zeroes by itself: not so on a device.
+    pub fn are_zero(&self) -> bool {
+        let data = self.others.first().unwrap_or(&self.file);
+        !data.storage.is_device()
+    }
+
+    /// How the file of the image was opened.
+    pub fn cache_mode(&self) -> CacheMode {
+        self.file.storage.cache_mode()
+    }
+
+    /// The file of the image, locked.
+    pub fn into_storage(self) -> Arc<dyn Storage> {
+        self.file.storage
+    }
+}
+
+/// A file that is being made. What it held is there until it is locked.
+struct NewFile {
+    file: OpenedFile,
+    storage: Arc<dyn Storage>,
+    existed: bool,
+}
+
+impl NewFile {
+    fn open(
+        spec: &FileSpec,
+        lock: LockRequest,
+        caches: &[CacheMode],
+        objects: &Objects,
+    ) -> Result<NewFile, String> {
+        let existed = is_export(spec) || spec.path.exists();
+        let opened = in_first(caches, |cache| {
+            let how = OpenFile::default().write(true).create(true).cache(cache);
+            spec.open(how, objects)
+        });
+        let file = opened.map_err(|e| could_not_create(spec, e))?;
+        let new = NewFile {
+            storage: file.storage(),
+            file,
+            existed,
+        };
+        new.file.lock(lock).map_err(|e| {
+            new.remove_if_new();
+            e.to_string()
+        })?;
+        Ok(new)
+    }
+
+    /// Removes it, if it is a file at all.
+    fn remove(&self) {
+        if !self.storage.is_device() {
+            // Nothing better can be done with it.
+            let _ = fs::remove_file(self.storage.path());
+        }
+    }
+
+    /// Removes it, if it was not there before.
+    fn remove_if_new(&self) {
+        if !self.existed {
+            self.remove();
+        }
+    }
+}
+
+/// Refuses objects on other machines, in which no image is created.
+pub fn refuse_object(spec: &FileSpec) -> Result<(), String> {
+    if !spec.is_object() {
+        return Ok(());
+    }
+    let driver = spec.driver.name();
+    let why = format!("Protocol driver '{driver}' does not support image creation");
+    Err(match driver {
+        "http" | "https" => why,
+        _ => format!("{why}: only 'zebu convert' writes to it"),
+    })
+}
+
+/// What `open` opens in the first of `caches` (at least one) that works. The
+/// error is that of the last.
+pub fn in_first<T, E>(
+    caches: &[CacheMode],
+    open: impl Fn(CacheMode) -> Result<T, E>,
+) -> Result<T, E> {
+    let (last, others) = caches.split_last().expect("a cache mode");
+    let opened = others.iter().find_map(|cache| open(*cache).ok());
+    opened.map_or_else(|| open(*last), Ok)
+}
+
+/// The file, the export of a server or the object that a name means. What does not exist
+/// yet is described by no options, so `json:` is refused.
+pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
+    if let Some(path) = after_file(name) {
+        return Ok(FileSpec::new(path));
+    }
+    match protocol(name) {
+        Some(protocol) if is_remote(&protocol) => {
+            FileSpec::resolve(name, None).map_err(|e| e.to_string())
+        }
+        Some(protocol) => Err(format!("Unknown protocol '{protocol}'")),
+        None => Ok(FileSpec::new(name)),
+    }
+}
+
+/// Whether names with this protocol are of another machine.
+fn is_remote(protocol: &str) -> bool {
+    protocol.starts_with("nbd") || ["http", "https", "s3", "gs", "az"].contains(&protocol)
+}
+
+/// What follows `file:`, if a name begins with it.
+pub fn after_file(name: &OsStr) -> Option<&OsStr> {
+    name.as_bytes()
+        .strip_prefix(b"file:")
+        .map(OsStr::from_bytes)
+}
+
+/// Whether it is the export of an NBD server.
+fn is_export(spec: &FileSpec) -> bool {
+    spec.driver.name() == "nbd"
+}
+
+/// Why, in QEMU's words.
+fn could_not_create(spec: &FileSpec, error: Error) -> String {
+    if let Err(why) = refuse_object(spec) {
+        return why;
+    }
+    match (is_export(spec), error) {
+        (true, e) => format!(
+            "Protocol driver 'nbd' does not support creating new images, so an existing image \
+             must be selected as the target; however, opening the given target as an existing \
+             image failed: {e}"
+        ),
+        // The message has the prefix already.
+        (false, Error::While { source, .. }) => {
+            format!("Could not create '{}': {source}", spec.name().display())
+        }
+        (false, e) => format!("Could not create '{}': {e}", spec.name().display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a format that the registry lists as creatable and this file cannot create.
+    use super::*;
+
+    #[test]
+    fn images_of_creatable_formats_can_be_made() {
+        let options = CreateOptions::default();
+        for format in Format::all() {
+            let image = NewImage::new(format, Path::new("x"), 1 << 20, &options, None);
+            assert_eq!(image.is_ok(), format.is_creatable(), "{format:?}");
+        }
+    }
+}
