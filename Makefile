@@ -41,3 +41,16 @@ reliability:
 
 stores:
 	ZEBU_VERSITYGW=$$(sh scripts/get-s3.sh target/peers/s3) cargo test -p zebu-cli --test cli -- stores:: uploads::
+
+# Packages, and what they depend on (docs/install.md):
+#
+#   make packages       static programs, .deb, .rpm, an OCI image, in target/packages
+#   make deny           licences, advisories and sources of the crates, by cargo-deny
+
+.PHONY: packages deny
+
+packages:
+	sh scripts/package.sh
+
+deny:
+	cargo deny check

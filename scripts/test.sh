@@ -8,7 +8,7 @@ export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 df -h . | tail -n 1
 sh scripts/install-deps.sh cc mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
-    nginx qemu-system-x86_64 busybox cpio flock xz python3-libnbd
+    nginx qemu-system-x86_64 busybox cpio flock xz python3-libnbd groff mandoc zsh fish
 # The judge is the newest QEMU, where it can be had; the older one of the
 # distribution says a little less, and the tests allow for that.
 if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
@@ -25,6 +25,9 @@ lints() {
     crates=$(cargo tree -p zebu --no-default-features -e normal --prefix none | sed 's/ (\*)//' | sort -u | wc -l)
     [ "$crates" -le 25 ] || { echo "zebu needs $crates crates without its features, not 25"; exit 1; }
     sh scripts/public-api.sh
+    python3 scripts/sbom.py --check
+    # The crates can be packed; building them from that is for releases.
+    cargo package --workspace --exclude zebu-bench --exclude zebu-sim --no-verify --allow-dirty --quiet
     # The interleavings of what threads meet at, under a scheduler.
     cargo test -p zebu --no-default-features --features interleavings --lib --quiet interleavings
 }
