@@ -48,3 +48,16 @@ stores:
 
 bindings:
 	sh scripts/test-go.sh
+
+# Packages, and what they depend on (docs/install.md):
+#
+#   make packages       static programs, .deb, .rpm, an OCI image, in target/packages
+#   make deny           licences, advisories and sources of the crates, by cargo-deny
+
+.PHONY: packages deny
+
+packages:
+	sh scripts/package.sh
+
+deny:
+	cargo deny check

@@ -15,7 +15,7 @@ cargo test --workspace --no-run --quiet &
 build=$!
 sh scripts/install-deps.sh mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
-    nginx qemu-system-x86_64 busybox cpio flock xz python3-libnbd valgrind
+    nginx qemu-system-x86_64 busybox cpio flock xz python3-libnbd valgrind groff mandoc zsh fish
 # The judge is the newest QEMU, where it can be had; the older one of the
 # distribution says a little less, and the tests allow for that.
 if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
@@ -30,6 +30,9 @@ checks() {
     crates=$(cargo tree -p zebu --no-default-features -e normal --prefix none | sed 's/ (\*)//' | sort -u | wc -l)
     [ "$crates" -le 25 ] || { echo "zebu needs $crates crates without its features, not 25"; exit 1; }
     sh scripts/public-api.sh
+    python3 scripts/sbom.py --check
+    # The crates can be packed; building them from that is for releases.
+    cargo package --workspace --exclude zebu-bench --exclude zebu-sim --no-verify --allow-dirty --quiet
     # The library alone, and the interleavings of what threads meet at, under a scheduler.
     cargo --config profile.dev.package.zebu.opt-level=0 test -p zebu --no-default-features \
         --features interleavings --lib --quiet interleavings

@@ -9,7 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::Failure;
-use crate::{output, signals, untrusted};
+use crate::{manual, output, signals, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -139,24 +139,16 @@ fn parse_by<T: clap::Parser>(
     let last = arguments.last().cloned().unwrap_or_default();
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     if let Some(operands) = invocation.operands {
-        // The operands are one list to clap, which would show another name for it.
-        let help = (command.get_positionals().next()).and_then(clap::Arg::get_help);
+        let help = help_of_operands(&command);
         let help = help.map_or_else(String::new, |text| {
             format!("\n\nArguments:\n  {operands}  {text}")
         });
-        command = command
-            .override_usage(format!("{prefix} [OPTIONS] {operands}{help}"))
-            .mut_args(|arg| match arg.is_positional() {
-                true => arg.hide(true),
-                false => arg,
-            });
+        command = with_usage(command, format!("{prefix} [OPTIONS] {operands}{help}"));
     }
-    let command = command
-        .bin_name(&prefix)
-        .args_override_self(true)
-        .infer_long_args(true)
-        .disable_version_flag(true)
-        .arg(untrusted_option());
+    if invocation.name == "zebu" {
+        command = manual::with_examples(command, &invocation.command);
+    }
+    let command = with_common_options(command, &prefix);
     let names = long_names(&command);
     let result = command.try_get_matches_from(all).and_then(|mut matches| {
         let value = matches.remove_one::<String>(untrusted::NAME);
@@ -166,6 +158,30 @@ fn parse_by<T: clap::Parser>(
         .map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy(), &names))?;
     value.map_or(Ok(()), |value| untrusted::set(&value))?;
     Ok(parsed)
+}
+
+/// What the help says of the operands, which are one list to clap.
+pub fn help_of_operands(command: &clap::Command) -> Option<String> {
+    let operands = command.get_positionals().next()?;
+    Some(operands.get_help()?.to_string())
+}
+
+/// The command with a usage that names its operands, instead of clap's name of their list.
+pub fn with_usage(command: clap::Command, usage: String) -> clap::Command {
+    (command.override_usage(usage)).mut_args(|arg| match arg.is_positional() {
+        true => arg.hide(true),
+        false => arg,
+    })
+}
+
+/// The command, called by `prefix`, with the options that every command has.
+pub fn with_common_options(command: clap::Command, prefix: &str) -> clap::Command {
+    command
+        .bin_name(prefix)
+        .args_override_self(true)
+        .infer_long_args(true)
+        .disable_version_flag(true)
+        .arg(untrusted_option())
 }
 
 /// `--untrusted`, which every command has.

@@ -3,6 +3,7 @@
 
 mod appliance;
 mod commands;
+mod completions;
 mod create_options;
 mod descriptors;
 mod failure;
@@ -12,6 +13,7 @@ mod invocation;
 mod json;
 mod known_options;
 mod localtime;
+mod manual;
 mod new_image;
 mod objects;
 mod open;
@@ -26,4 +28,5 @@ mod streams;
 mod untrusted;
 
 pub use commands::io::run_on as run_io_language;
+pub use manual::examples_of;
 pub use program::main;

@@ -5,7 +5,8 @@
 pub fn format(seconds: i64) -> String {
     // SAFETY: all-zero is a valid `tm`: numbers and a null pointer.
     let mut tm: libc::tm = unsafe { std::mem::zeroed() };
-    let time = seconds as libc::time_t;
+    // `libc::time_t` is deprecated where the C library is musl.
+    let time = seconds as _;
     // SAFETY: both point to valid values for the time of the call; nothing in
     // this program changes the environment, from which the zone is read.
     if unsafe { libc::localtime_r(&time, &mut tm) }.is_null() {

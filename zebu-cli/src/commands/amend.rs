@@ -19,7 +19,7 @@ use crate::{open, output, same_file, signals};
 
 /// Update format-specific options of the image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     name: NameOptions,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
@@ -81,7 +81,7 @@ const OWN: [CreateOption; 4] = [
 ];
 
 /// The options that can be amended, in the order in which they are shown.
-fn amendable() -> Vec<CreateOption> {
+pub fn amendable() -> Vec<CreateOption> {
     let of_new = Format::QCOW2.create_options().iter();
     let of_new = of_new.filter(|option| OF_NEW_IMAGES.contains(&option.name));
     let mut all: Vec<CreateOption> = of_new.chain(&OWN).copied().collect();

@@ -18,7 +18,7 @@ use crate::{localtime, open, output, size};
 /// Back up disks incrementally, and restore them
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
-struct Arguments {
+pub struct Arguments {
     #[command(subcommand)]
     action: Option<Action>,
     #[command(flatten)]

@@ -15,7 +15,7 @@ use crate::{open, signals, size};
 
 /// Modify persistent dirty bitmaps of an image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     actions: Actions,
     #[command(flatten)]

@@ -17,7 +17,7 @@ use crate::{open, output};
 
 /// Check basic image integrity
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Do not print the report

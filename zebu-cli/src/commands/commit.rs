@@ -17,7 +17,7 @@ use crate::{open, output};
 
 /// Commit image to its backing file
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     name: NameOptions,
     /// Cache mode of the images: none, writeback, writethrough, directsync or

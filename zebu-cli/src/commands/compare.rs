@@ -16,7 +16,7 @@ use crate::{open, output};
 /// Check if two images have the same contents
 #[derive(Parser)]
 #[command(mut_arg("format", |a| a.long("a-format").alias("format")))]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Format of the second image

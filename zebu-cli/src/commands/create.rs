@@ -18,7 +18,7 @@ use crate::{objects, open, output, same_file, size, untrusted};
 
 /// Create and format new image file
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[arg(short = 'f', long, value_name = "FMT", help = new_format_help("new image"))]
     format: Option<String>,
     /// Options of the format; help lists them

@@ -28,7 +28,7 @@ Operands:
   bs=BLOCK_SIZE       Block size in bytes (default 512)
   count=BLOCKS        End of the range, in blocks from the start of the input (default: its end)
   skip=BLOCKS         Start of the range, in blocks from the start of the input (default 0)")]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     #[arg(short = 'O', long = "output-format", value_name = "FMT", help = new_format_help("output"))]

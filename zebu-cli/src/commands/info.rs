@@ -25,7 +25,7 @@ use untrusted_report::Untrusted;
 
 /// Display information about image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Show the whole backing chain

@@ -17,7 +17,7 @@ use crate::size;
 
 /// Dump image metadata
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Output format: human or json

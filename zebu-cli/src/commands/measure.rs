@@ -20,7 +20,7 @@ use crate::{open, output, size};
 
 /// Calculate file size required for a new image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Format of the new image

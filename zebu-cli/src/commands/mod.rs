@@ -25,15 +25,19 @@ mod vhost;
 
 use std::ffi::OsString;
 
+pub use amend::amendable;
+use clap::CommandFactory;
+
 use crate::failure::Outcome;
 use crate::invocation::{Invocation, parse_lossy as parse};
 
-/// Name, operands, what it does, and how it is run.
+/// Name, operands, what it does, how it is run, and its options.
 type Command = (
     &'static str,
     &'static str,
     &'static str,
     fn(&Invocation, Vec<OsString>) -> Outcome,
+    fn() -> clap::Command,
 );
 
 /// All commands, by name.
@@ -43,127 +47,165 @@ const COMMANDS: [Command; 21] = [
         "<FILENAME>",
         "Update format-specific options of the image",
         amend::run,
+        amend::Arguments::command,
     ),
     (
         "backup",
         "<SOURCE>... --to <DIR>",
         "Back up disks incrementally, and restore them",
         backup::run,
+        backup::Arguments::command,
     ),
     (
         "bench",
         "<FILENAME>",
         "Run a simple benchmark on an image",
         bench::run,
+        bench::Arguments::command,
     ),
     (
         "bitmap",
         "<FILENAME> <BITMAP>",
         "Modify persistent dirty bitmaps of an image",
         bitmap::run,
+        bitmap::Arguments::command,
     ),
     (
         "check",
         "<FILENAME>",
         "Check basic image integrity",
         check::run,
+        check::Arguments::command,
     ),
     (
         "commit",
         "<FILENAME>",
         "Commit image to its backing file",
         commit::run,
+        commit::Arguments::command,
     ),
     (
         "compare",
         "<FILENAME1> <FILENAME2>",
         "Check if two images have the same contents",
         compare::run,
+        compare::Arguments::command,
     ),
     (
         "convert",
         "<SOURCE>... <TARGET>",
         "Copy images to another, with format conversion",
         convert::run,
+        convert::Arguments::command,
     ),
     (
         "create",
         "<FILENAME> [SIZE]",
         "Create and format new image file",
         create::run,
+        create::Arguments::command,
     ),
     (
         "dd",
         "if=<INPUT> of=<OUTPUT> [OPERANDS]",
         "Copy a part of an image to another, with format conversion",
         dd::run,
+        dd::Arguments::command,
     ),
     (
         "import",
         "<SOURCE> <TARGET>",
         "Fetch, verify, unpack and convert an untrusted image",
         import::run,
+        import::Arguments::command,
     ),
     (
         "info",
         "<FILENAME>",
         "Display information about image",
         info::run,
+        info::Arguments::command,
     ),
     (
         "io",
         "[FILENAME]",
         "Run commands on an image, in qemu-io's language",
         io::run,
+        io::definition,
     ),
-    ("map", "<FILENAME>", "Dump image metadata", map::run),
+    (
+        "map",
+        "<FILENAME>",
+        "Dump image metadata",
+        map::run,
+        map::Arguments::command,
+    ),
     (
         "measure",
         "(--size <SIZE> | <FILENAME>)",
         "Calculate file size required for a new image",
         measure::run,
+        measure::Arguments::command,
     ),
-    ("nbd", "[FILENAME]", "Serve images over NBD", nbd::run),
+    (
+        "nbd",
+        "[FILENAME]",
+        "Serve images over NBD",
+        nbd::run,
+        nbd::Arguments::command,
+    ),
     (
         "ova",
         "<DISK>... --output <FILE>",
         "Make an appliance (OVA) of disks",
         ova::run,
+        ova::Arguments::command,
     ),
     (
         "rebase",
         "<FILENAME>",
         "Change backing file of the image",
         rebase::run,
+        rebase::Arguments::command,
     ),
     (
         "resize",
         "<FILENAME> [+-]<SIZE>",
         "Resize an image",
         resize::run,
+        resize::Arguments::command,
     ),
     (
         "snapshot",
         "<FILENAME>",
         "List or manipulate snapshots within image",
         snapshot::run,
+        snapshot::Arguments::command,
     ),
     (
         "vhost-user-blk",
         "<FILENAME>",
         "Serve images to virtual machines over vhost-user",
         vhost::run,
+        vhost::Arguments::command,
     ),
 ];
 
 /// Runs a command; `None` if there is none of this name.
 pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
-    let (_, operands, _, run) = COMMANDS.iter().find(|command| command.0 == name)?;
+    let (_, operands, _, run, _) = COMMANDS.iter().find(|command| command.0 == name)?;
     let invocation = Invocation {
         operands: Some(operands),
         ..invocation.clone()
     };
     Some(run(&invocation, arguments))
+}
+
+/// All commands, by name: their operands, what they do, and their options.
+pub fn definitions() -> impl Iterator<Item = (&'static str, &'static str, clap::Command)> {
+    (COMMANDS.iter()).map(|(name, operands, what, _, options)| {
+        (*name, *operands, options().name(*name).about(*what))
+    })
 }
 
 /// What `--help` prints.
@@ -173,8 +215,12 @@ pub fn help(invocation: &Invocation) -> String {
         "zebu: disk image utility, compatible with qemu-img, qemu-io and qemu-nbd\n\n\
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
-    for (command, _, what, _) in &COMMANDS {
+    for (command, _, what, ..) in &COMMANDS {
         text.push_str(&format!("  {command:<14} {what}\n"));
+    }
+    if name != "qemu-img" {
+        text.push_str("  completions    Print the completions of a shell: bash, zsh or fish\n");
+        text.push_str("  manual         Write the man pages to a folder\n");
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));
     text

@@ -23,7 +23,7 @@ use crate::{objects, open, same_file};
 
 /// Make an appliance (OVA) of disks
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// The new appliance

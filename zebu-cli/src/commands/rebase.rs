@@ -17,7 +17,7 @@ use crate::{open, signals, untrusted};
 
 /// Change backing file of the image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Cache mode of the image: none, writeback, writethrough, directsync or

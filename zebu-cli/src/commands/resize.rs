@@ -20,7 +20,7 @@ const NO_NUMBER: &str = "Parameter 'size' expects a non-negative number below 2^
 
 /// Resize an image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     name: NameOptions,
     /// Preallocation of the new part: off, metadata, falloc or full

@@ -18,7 +18,7 @@ use crate::{open, output, signals};
 
 /// List or manipulate snapshots within image
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Quiet mode, without effect

@@ -16,6 +16,7 @@
 
 pub mod answer;
 pub mod bytes;
+pub mod documented;
 pub mod files;
 pub mod guest;
 pub mod lab;

@@ -89,7 +89,8 @@ fn timer(duration: Duration) -> io::Result<File> {
             tv_nsec: 0,
         },
         it_value: libc::timespec {
-            tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+            // `libc::time_t` is deprecated where the C library is musl.
+            tv_sec: duration.as_secs().min(i64::MAX as u64) as _,
             tv_nsec: duration.subsec_nanos().into(),
         },
     };

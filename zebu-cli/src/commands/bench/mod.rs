@@ -25,7 +25,7 @@ use requests::{measure, measure_threads, queue};
 /// Measures how fast an image is read or written.
 #[derive(Debug, Parser)]
 #[command(about = "Runs a simple benchmark on an image")]
-struct Arguments {
+pub struct Arguments {
     /// Number of requests
     #[arg(
         short = 'c',

@@ -31,8 +31,8 @@ use verdict::{Cause, Record, Trouble};
 
 /// Import an untrusted image: fetch, verify, unpack and convert it in one pass
 #[derive(Clone, Parser)]
-#[command(after_help = EXAMPLES)]
-struct Arguments {
+#[command(after_help = STATUS)]
+pub struct Arguments {
     #[command(flatten)]
     name: NameOptions,
     /// Format of the target: raw (default) or qcow2
@@ -77,12 +77,7 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-const EXAMPLES: &str = "\
-Examples:
-  zebu import https://host/disk.qcow2 disk.raw --sums https://host/SHA256SUMS
-  zebu import --sha256 HEX --max-virtual-size 100G --max-time 600 s3://bucket/disk.img.xz /dev/vg/disk
-  curl -sf URL | zebu import -O qcow2 --max-download 10G - disk.qcow2
-
+const STATUS: &str = "\
 Exit status: 0 imported, 1 usage and others, 2 the image is refused, 3 another checksum,
 4 a limit, 5 the source could not be read, 6 the target could not be written, 128 + n signal n";
 

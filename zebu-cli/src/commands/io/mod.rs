@@ -26,12 +26,13 @@ mod zone;
 
 use std::ffi::{OsStr, OsString};
 
+use clap::ArgAction;
 use zebu::block::Device;
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::{objects, untrusted};
+use crate::invocation::{Invocation, with_common_options, with_usage};
+use crate::{manual, objects, untrusted};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
@@ -57,28 +58,64 @@ const LONG: &[Long] = &[
     ("version", Takes::Nothing, 'V'),
 ];
 
-const HELP: &str = "\
-  -c, --cmd COMMAND    run this command; may be repeated. Without it,
-                       commands are read from standard input
-  -f, --format FMT     format of the image (default: detected)
-  --image-opts         interpret the name as options
-  -r, --read-only      open the image read-only
-  -s, --snapshot       write to a temporary overlay
-  -n, --nocache        same as -t none
-  -t, --cache MODE     none, writeback, writethrough, directsync or unsafe
-  -i, --aio MODE       AIO mode: threads, native or io_uring
-  -k, --native-aio     same as -i native
-  -d, --discard MODE   discard mode: ignore or unmap
-  -C, --copy-on-read   copy on read
-  -m, --misalign       without effect: requests need no alignment
-  -U, --force-share    open the image although another process may write to it
-      --untrusted[=LIMIT=VALUE,...]
-                       open nothing that images name, and enforce limits
-  -h, --help           this help
-  -V, --version        the version
-
-'-c help' lists the commands.
-";
+/// The options, for the help: letter, name, value and what it does.
+const SHOWN: &[(char, &str, Option<&str>, &str)] = &[
+    (
+        'c',
+        "cmd",
+        Some("COMMAND"),
+        "Run this command; may be repeated. Without it, commands are read from standard input",
+    ),
+    (
+        'f',
+        "format",
+        Some("FMT"),
+        "Format of the image (default: detected)",
+    ),
+    ('I', "image-opts", None, "Interpret the name as options"),
+    (
+        'O',
+        "object",
+        Some("OBJDEF"),
+        "TLS credentials and secrets of images on servers",
+    ),
+    ('r', "read-only", None, "Open the image read-only"),
+    ('s', "snapshot", None, "Write to a temporary overlay"),
+    ('n', "nocache", None, "Same as -t none"),
+    (
+        't',
+        "cache",
+        Some("MODE"),
+        "Cache mode: none, writeback, writethrough, directsync or unsafe",
+    ),
+    (
+        'i',
+        "aio",
+        Some("MODE"),
+        "AIO mode: threads, native or io_uring",
+    ),
+    ('k', "native-aio", None, "Same as -i native"),
+    (
+        'd',
+        "discard",
+        Some("MODE"),
+        "Discard mode: ignore or unmap",
+    ),
+    ('C', "copy-on-read", None, "Copy on read"),
+    (
+        'm',
+        "misalign",
+        None,
+        "Without effect: requests need no alignment",
+    ),
+    (
+        'U',
+        "force-share",
+        None,
+        "Open the image although another process may write to it",
+    ),
+    ('V', "version", None, "Print the version"),
+];
 
 /// What the command line says.
 #[derive(Default)]
@@ -176,10 +213,38 @@ fn called(invocation: &Invocation) -> String {
 }
 
 fn help(invocation: &Invocation) -> String {
-    format!(
-        "Usage: {} [OPTIONS]... [-c COMMAND]... [FILE]\n\n{HELP}",
-        called(invocation)
-    )
+    let called = called(invocation);
+    let mut command = definition();
+    if invocation.name == "zebu" {
+        command = manual::with_examples(command, "io");
+    }
+    let command = with_usage(
+        command,
+        format!("{called} [OPTIONS]... [-c COMMAND]... [FILE]"),
+    );
+    with_common_options(command, &called)
+        .render_help()
+        .to_string()
+}
+
+/// The options as clap shows them. They are read by getopt, whose order of options and files is
+/// that of qemu-io.
+pub fn definition() -> clap::Command {
+    let option =
+        |(letter, name, value, help): &(char, &'static str, Option<&'static str>, &'static str)| {
+            // Letters that only stand for a long name here are none to the user.
+            let letter = (!"IO".contains(*letter)).then_some(*letter);
+            let option = clap::Arg::new(*name).long(*name).short(letter).help(*help);
+            match value {
+                Some(value) => option.value_name(*value),
+                None => option.action(ArgAction::SetTrue),
+            }
+        };
+    clap::Command::new("io")
+        .about("Run commands on an image, in qemu-io's language")
+        .args(SHOWN.iter().map(option))
+        .arg(clap::Arg::new("names").value_name("FILE").help("The image"))
+        .after_help("'-c help' lists the commands.")
 }
 
 fn version(invocation: &Invocation) -> String {

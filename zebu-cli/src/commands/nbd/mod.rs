@@ -17,7 +17,7 @@ use zebu_nbd::{Export, Listener, Server, ServerOptions};
 use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{self, Invocation};
-use arguments::Arguments;
+pub use arguments::Arguments;
 
 /// Clients at a time at most, where no limit is given.
 const MOST_CLIENTS: usize = 1024;

@@ -14,7 +14,8 @@ use zebu_vhost::{Export, ExportOptions, Server};
 use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{self, Invocation};
-use arguments::{Arguments, Wanted};
+pub use arguments::Arguments;
+use arguments::Wanted;
 
 /// The capabilities that vhost-user back ends report: the options `--read-only` and `--blk-file`
 /// exist.

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""What the program is made of: crates with their licences.
+
+sbom.py --check                  every licence is one that deny.toml allows
+sbom.py FOLDER TARGET            zebu.cdx.json (CycloneDX 1.5) and THIRD-PARTY.txt with the licences' texts
+
+The crates are those that are linked into `zebu` for TARGET, and those that its build runs.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import uuid
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NAMES = re.compile(r"(?i)^(licen[cs]e|copying|copyright|notice|unlicense)([-._].*)?$")
+
+
+def crates(targets):
+    """The packages below zebu-cli by id, which of them are linked, and who needs whom."""
+    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+    command += [word for target in targets for word in ("--filter-platform", target)]
+    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    data = json.loads(text)
+    packages = {package["id"]: package for package in data["packages"]}
+    nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
+    linked, needs = {}, {}
+    root = next(key for key, package in packages.items() if package["name"] == "zebu-cli")
+    todo = [(root, True)]
+    while todo:
+        key, is_linked = todo.pop()
+        if linked.get(key) or (key in linked and not is_linked):
+            continue
+        linked[key] = is_linked
+        is_macro = any("proc-macro" in target["kind"] for target in packages[key]["targets"])
+        needs[key] = []
+        for dependency in nodes[key]["deps"]:
+            kinds = {kind["kind"] for kind in dependency["dep_kinds"]} - {"dev"}
+            if not kinds:
+                continue
+            needs[key].append(dependency["pkg"])
+            todo.append((dependency["pkg"], is_linked and not is_macro and None in kinds))
+    return packages, linked, needs, root
+
+
+def is_allowed(expression, allowed):
+    """Whether a licence expression can be met by allowed licences."""
+    words = re.findall(r"\(|\)|[^\s()/]+|/", expression)
+
+    def either():
+        value = both()
+        while words and words[0] in ("OR", "/"):
+            words.pop(0)
+            value = both() or value
+        return value
+
+    def both():
+        value = one()
+        while words and words[0] == "AND":
+            words.pop(0)
+            value = one() and value
+        return value
+
+    def one():
+        word = words.pop(0)
+        if word == "(":
+            value = either()
+            words.pop(0)
+            return value
+        if words and words[0] == "WITH":
+            del words[:2]
+        return word in allowed
+
+    return either()
+
+
+def check():
+    rules = tomllib.loads((ROOT / "deny.toml").read_text())
+    allowed = set(rules["licenses"]["allow"])
+    packages, linked, _, _ = crates(rules["graph"]["targets"])
+    bad = []
+    for key in linked:
+        package = packages[key]
+        if not is_allowed(package["license"] or "none", allowed):
+            bad.append(f"{package['name']} {package['version']}: {package['license']}")
+    print("\n".join(sorted(bad)) or f"the licences of {len(linked)} crates are allowed")
+    return 1 if bad else 0
+
+
+def checksums():
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
+    return {(one["name"], one["version"]): one.get("checksum") for one in lock["package"]}
+
+
+def cyclonedx(packages, linked, needs, root):
+    sums = checksums()
+
+    def purl(key):
+        return f"pkg:cargo/{packages[key]['name']}@{packages[key]['version']}"
+
+    def component(key, kind):
+        package = packages[key]
+        result = {
+            "type": kind,
+            "bom-ref": purl(key),
+            "name": package["name"],
+            "version": package["version"],
+            "scope": "required" if linked[key] else "excluded",
+            "licenses": [{"expression": package["license"].replace("/", " OR ")}],
+            "purl": purl(key),
+        }
+        checksum = sums.get((package["name"], package["version"]))
+        if checksum:
+            result["hashes"] = [{"alg": "SHA-256", "content": checksum}]
+        if package["repository"]:
+            result["externalReferences"] = [{"type": "vcs", "url": package["repository"]}]
+        return result
+
+    order = sorted(linked, key=purl)
+    content = {
+        "components": [component(key, "library") for key in order if key != root],
+        "dependencies": [
+            {"ref": purl(key), "dependsOn": sorted({purl(other) for other in needs[key]})} for key in order
+        ],
+    }
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, digest)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
+            "component": component(root, "application"),
+        },
+        **content,
+    }
+
+
+def texts(package):
+    """The licence files of a crate, those of C sources that it brings among them."""
+    folder = pathlib.Path(package["manifest_path"]).parent
+    for parent, folders, names in os.walk(folder):
+        depth = len(pathlib.Path(parent).relative_to(folder).parts)
+        folders[:] = sorted(name for name in folders if depth < 2 and name not in ("target", "tests"))
+        for name in sorted(names):
+            if NAMES.match(name) and not name.endswith((".rs", ".c", ".h", ".py")):
+                path = pathlib.Path(parent, name)
+                yield str(path.relative_to(folder)), path.read_text(errors="replace").strip()
+
+
+def third_party(packages, linked):
+    """The texts, each once, after the files that have it."""
+    users = {}
+    lines = ["zebu is linked with these crates, the Rust standard library and, in static builds, musl (both MIT).", ""]
+    for key in sorted(linked, key=lambda key: packages[key]["name"]):
+        package = packages[key]
+        if not linked[key] or package["source"] is None:
+            continue
+        name = f"{package['name']} {package['version']}"
+        lines.append(f"{name}: {package['license']}")
+        for file, text in texts(package):
+            users.setdefault(text, []).append(f"{name}: {file}")
+    for text, names in users.items():
+        lines += ["", "-" * 100, *names, "", text]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    if sys.argv[1:] == ["--check"]:
+        return check()
+    folder, target = sys.argv[1:]
+    packages, linked, needs, root = crates([target])
+    out = pathlib.Path(folder)
+    bom = cyclonedx(packages, linked, needs, root)
+    (out / "zebu.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
+    (out / "THIRD-PARTY.txt").write_text(third_party(packages, linked))
+    return 0
+
+
+sys.exit(main())

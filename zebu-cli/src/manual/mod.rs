@@ -1,0 +1,226 @@
+//! What users read about the commands: examples, in the help too, and man pages.
+//!
+//! The pages come from the same definitions as the help. The command `manual`, which the list of
+//! commands leaves out, writes them to a folder.
+
+mod examples;
+mod texts;
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use clap::Command;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, italic, roman};
+
+use crate::commands;
+use crate::failure::{Failure, Outcome};
+use crate::invocation::{help_of_operands, with_common_options, with_usage};
+use examples::Example;
+use texts::Entry;
+
+pub use examples::of as examples_of;
+
+/// The name of the program.
+const PROGRAM: &str = "zebu";
+
+/// What it is.
+const ABOUT: &str = "disk image utility, compatible with qemu-img, qemu-io and qemu-nbd";
+
+/// The command with its examples at the end of the help.
+pub fn with_examples(command: Command, name: &str) -> Command {
+    let list = examples_of(name);
+    if list.is_empty() {
+        return command;
+    }
+    let mut text = String::new();
+    if let Some(before) = command.get_after_help() {
+        let _ = writeln!(text, "{before}\n");
+    }
+    text.push_str("Examples:");
+    for (what, line) in list {
+        let _ = write!(text, "\n  # {what}\n  {line}");
+    }
+    command.after_help(text)
+}
+
+/// Runs the command `manual`: writes the pages to a folder. The date that they have is an argument, so that
+/// they are the same bytes whenever they are written.
+pub fn run(arguments: &[OsString]) -> Outcome {
+    let (folder, date) = match arguments {
+        [folder] => (folder, String::new()),
+        [folder, date] => (folder, date.to_string_lossy().into_owned()),
+        _ => return Err(Failure::new("Expecting a folder, and perhaps a date")),
+    };
+    let folder = Path::new(folder);
+    let failed = |error| Failure::new(format!("{}: {error}", folder.display()));
+    fs::create_dir_all(folder).map_err(failed)?;
+    for page in pages() {
+        let path = folder.join(format!("{}.1", page.name.replace(' ', "-")));
+        let text = page.render(&date).map_err(failed)?;
+        fs::write(path, text).map_err(failed)?;
+    }
+    Ok(0)
+}
+
+/// A man page.
+struct Page {
+    /// As it is called: `zebu backup list`.
+    name: String,
+    /// The command without the program's name: `backup list`. Empty: the program itself.
+    command: String,
+    definition: Command,
+    /// The operands and what the help says of them, where clap knows them as a list.
+    operands: Option<(&'static str, String)>,
+}
+
+/// All pages.
+fn pages() -> Vec<Page> {
+    let mut all = vec![Page {
+        name: PROGRAM.into(),
+        command: String::new(),
+        definition: definition(),
+        operands: None,
+    }];
+    for (command, operands, definition) in commands::definitions() {
+        let name = format!("{PROGRAM} {command}");
+        let help = help_of_operands(&definition).unwrap_or_default();
+        all.extend(definition.get_subcommands().map(|sub| Page {
+            name: format!("{name} {}", sub.get_name()),
+            command: format!("{command} {}", sub.get_name()),
+            definition: sub.clone().bin_name(format!("{name} {}", sub.get_name())),
+            operands: None,
+        }));
+        let definition = with_usage(definition, format!("{name} [OPTIONS] {operands}"));
+        all.push(Page {
+            definition: with_common_options(definition, &name),
+            name,
+            command: command.into(),
+            operands: Some((operands, help)),
+        });
+    }
+    all
+}
+
+/// The program, with its commands.
+pub fn definition() -> Command {
+    let commands = commands::definitions().map(|(_, _, definition)| definition);
+    with_common_options(Command::new(PROGRAM), PROGRAM)
+        .about(ABOUT)
+        .override_usage(format!(
+            "{PROGRAM} [--untrusted] COMMAND [OPTIONS]\n{PROGRAM} help [COMMAND]\n{PROGRAM} --version"
+        ))
+        .subcommand_help_heading("COMMANDS")
+        .disable_help_subcommand(true)
+        .subcommands(commands)
+}
+
+impl Page {
+    fn render(self, date: &str) -> std::io::Result<Vec<u8>> {
+        let title = self.name.replace(' ', "-");
+        let definition = (self.definition.clone()).display_name(&title);
+        // The values that are possible are in the help of each option.
+        let definition = (definition.disable_help_subcommand(true)).mut_args(|arg| {
+            match arg.get_possible_values().is_empty() {
+                true => arg,
+                false => arg.hide_possible_values(true),
+            }
+        });
+        let trailer = self.definition.get_after_help().map(ToString::to_string);
+        let man = Man::new(definition)
+            .title(title.to_uppercase())
+            .date(date)
+            .source(format!("zebu {}", env!("CARGO_PKG_VERSION")))
+            .manual("zebu");
+        let mut out = Vec::new();
+        man.render_title(&mut out)?;
+        man.render_name_section(&mut out)?;
+        man.render_synopsis_section(&mut out)?;
+        let mut roff = Roff::default();
+        if self.command.is_empty() {
+            roff.control("SH", ["DESCRIPTION"]);
+            roff.text([roman(WHAT)]);
+        }
+        if let Some((operands, help)) = &self.operands {
+            roff.control("SH", ["OPERANDS"]);
+            roff.control("TP", []);
+            roff.text([italic(*operands)]);
+            roff.text([roman(help.as_str())]);
+        }
+        roff.to_writer(&mut out)?;
+        man.render_options_section(&mut out)?;
+        if self.command.is_empty() || self.command == "backup" {
+            man.render_subcommands_section(&mut out)?;
+        }
+        let mut roff = Roff::default();
+        if let Some(text) = trailer {
+            roff.control("SH", ["NOTES"]);
+            literal(&mut roff, &text);
+        }
+        show_examples(&mut roff, examples_of(&self.command));
+        entries(&mut roff, "EXIT STATUS", texts::exit_status(&self.command));
+        entries(&mut roff, "FILES", texts::files(&self.command));
+        if self.command.is_empty() {
+            entries(&mut roff, "NAMES OF IMAGES", texts::NAMES);
+            entries(&mut roff, "ENVIRONMENT", texts::ENVIRONMENT);
+        }
+        roff.control("SH", ["SEE ALSO"]);
+        roff.text(self.see_also());
+        roff.to_writer(&mut out)?;
+        Ok(out)
+    }
+
+    fn see_also(&self) -> Vec<clap_mangen::roff::Inline> {
+        let mut text = match self.command.split_once(' ') {
+            _ if self.command.is_empty() => vec![bold("qemu-img"), roman("(1)")],
+            Some((command, _)) => vec![bold(format!("{PROGRAM}-{command}")), roman("(1)")],
+            None => vec![bold(PROGRAM), roman("(1)")],
+        };
+        text.push(roman(format!(", {}", env!("CARGO_PKG_REPOSITORY"))));
+        text
+    }
+}
+
+/// What the page of the program says first.
+const WHAT: &str = "Each command has a page of its own; \"zebu help COMMAND\" prints a shorter text. \
+    Commands that qemu-img has take its options and print what it prints. Called by the name qemu-img, \
+    qemu-io or qemu-nbd, the program is that one.";
+
+fn show_examples(roff: &mut Roff, examples: &[Example]) {
+    if examples.is_empty() {
+        return;
+    }
+    roff.control("SH", ["EXAMPLES"]);
+    for (index, (what, line)) in examples.iter().enumerate() {
+        if index > 0 {
+            roff.control("PP", []);
+        }
+        roff.text([roman(format!("{what}:"))]);
+        roff.control("RS", ["4"]);
+        literal(roff, line);
+        roff.control("RE", []);
+    }
+}
+
+/// Lines as they are.
+fn literal(roff: &mut Roff, text: &str) {
+    roff.control("nf", []);
+    for line in text.lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+}
+
+fn entries(roff: &mut Roff, heading: &str, entries: &[Entry]) {
+    if entries.is_empty() {
+        return;
+    }
+    roff.control("SH", [heading]);
+    for (word, text) in entries {
+        roff.control("TP", []);
+        roff.text([bold(*word)]);
+        roff.text([roman(*text)]);
+    }
+}
