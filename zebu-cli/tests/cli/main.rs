@@ -20,6 +20,7 @@ mod create;
 mod data_file;
 mod dd;
 mod documentation;
+mod empty_disk;
 mod full_disk;
 mod guessed_format;
 mod http;
