@@ -2,6 +2,7 @@
 //! that tests and fuzzers reach qemu-io's command language. This is not a public API.
 
 mod appliance;
+mod colours;
 mod commands;
 mod create_options;
 mod descriptors;
@@ -12,6 +13,7 @@ mod invocation;
 mod json;
 mod known_options;
 mod localtime;
+mod metrics_address;
 mod new_image;
 mod objects;
 mod open;

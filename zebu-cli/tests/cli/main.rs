@@ -27,6 +27,7 @@ mod io_write;
 mod killed;
 mod lock;
 mod measure;
+mod metrics;
 mod names;
 mod nbd;
 mod nbd_bad_input;
