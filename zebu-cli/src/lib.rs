@@ -25,6 +25,7 @@ mod same_file;
 mod signals;
 mod size;
 mod streams;
+mod survey;
 mod untrusted;
 
 pub use commands::io::run_on as run_io_language;
