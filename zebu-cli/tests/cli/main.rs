@@ -26,6 +26,7 @@ mod io_language;
 mod io_write;
 mod killed;
 mod lock;
+mod look;
 mod measure;
 mod metrics;
 mod names;
