@@ -2,6 +2,7 @@
 //! that tests and fuzzers reach qemu-io's command language. This is not a public API.
 
 mod appliance;
+mod colours;
 mod commands;
 mod completions;
 mod create_options;
@@ -14,6 +15,7 @@ mod json;
 mod known_options;
 mod localtime;
 mod manual;
+mod metrics_address;
 mod new_image;
 mod objects;
 mod open;
@@ -25,6 +27,7 @@ mod same_file;
 mod signals;
 mod size;
 mod streams;
+mod survey;
 mod untrusted;
 
 pub use commands::io::run_on as run_io_language;

@@ -137,6 +137,66 @@ impl Progress {
     }
 }
 
+/// The share of a check that is done, on a terminal's standard error: a check has other units of work
+/// than bytes, and what it finds is printed meanwhile.
+pub struct Share(Option<ProgressBar>);
+
+impl Share {
+    /// It is shown if that was `asked` for.
+    pub fn new(asked: bool) -> Self {
+        Share((asked && io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(WHOLE), ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{percent:>3}% [{wide_bar}] {elapsed} {eta}");
+            if let Ok(style) = style {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar
+        }))
+    }
+
+    /// So much of `total` is done.
+    pub fn set(&self, done: u64, total: u64) {
+        let now = hundredths(done, total);
+        match &self.0 {
+            Some(bar) => bar.set_position(now),
+            None => {
+                if signals::take_progress_request() {
+                    // An error of standard error cannot be reported.
+                    let _ = writeln!(io::stderr(), "{}", percent(now));
+                }
+            }
+        }
+    }
+
+    /// A writer to the same terminal, which hides the bar while it writes.
+    pub fn beside<'a>(&'a self, out: impl Write + 'a) -> impl Write + 'a {
+        Beside(self, out)
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// See [`Share::beside`].
+struct Beside<'a, W>(&'a Share, W);
+
+impl<W: Write> Write for Beside<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &self.0.0 {
+            Some(bar) => bar.suspend(|| self.1.write(bytes)),
+            None => self.1.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.1.flush()
+    }
+}
+
 /// The failure of a job that a signal has stopped, if one has; `state` is what is left of
 /// it.
 pub fn interrupted(state: &str) -> Option<Failure> {

@@ -28,11 +28,14 @@ pub async fn execute(connection: &Connection, job: Job) {
         permit,
         start,
     } = job;
+    let kind = crate::export::kind(request.command);
+    let in_flight = kind.map(|kind| connection.export.statistics().begin(kind));
     let result = match check(connection, &request, payload.as_ref(), permit.refused) {
         Ok(()) => dispatch(connection, &request, payload).await,
         Err(failed) => Err(failed),
     };
-    if let Some(kind) = crate::export::kind(request.command) {
+    drop(in_flight);
+    if let Some(kind) = kind {
         let statistics = connection.export.statistics();
         statistics.add(kind, request.length, start.elapsed(), result.is_err());
     }

@@ -289,7 +289,8 @@ async fn serve(
         agreed.headers
     );
     shared.chosen.store(true, Ordering::SeqCst);
-    agreed.export.statistics().connected();
+    let export = agreed.export.clone();
+    let _client = export.statistics().connected();
     let (share, reserve) = (budget::share(options.clients), shared.budget.clone());
     let connection = Connection::new(transport, agreed, share, reserve);
     let stopping = || shared.stopping.load(Ordering::SeqCst);

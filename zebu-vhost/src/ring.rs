@@ -310,8 +310,10 @@ impl Ring {
         while let Some(taken) = self.pool.next().await {
             let request = &taken.request;
             let through = !self.start.write_back.load(Ordering::Relaxed);
-            let status = execute(&self.queue, &self.export, &request.work, through).await;
             let (kind, bytes) = (kind(&request.work), request.bytes);
+            let in_flight = self.export.statistics().begin(kind);
+            let status = execute(&self.queue, &self.export, &request.work, through).await;
+            drop(in_flight);
             self.end(taken.head, request, status, taken.permit);
             self.statistics(kind, bytes, taken.begun, status != Status::Ok);
         }

@@ -132,7 +132,7 @@ impl Endpoint {
             return Error::SocketError(io::Error::other("no more descriptors"));
         };
         *self.connection() = Some(clone);
-        export.statistics().connected();
+        let _client = export.statistics().connected();
         let session = Arc::new(Mutex::new(Session::new(export, options)));
         let mut handler = BackendReqHandler::from_stream(stream, session);
         let end = loop {

@@ -3,7 +3,7 @@
 
 pub use crate::drivers::Mapping;
 pub use crate::drivers::qcow2::{CacheOptions, OpenImage};
-pub use crate::statistics::Statistics;
+pub use crate::statistics::{Statistics, Totals};
 pub use crate::storage::polling::Polling;
 pub use crate::storage::request_pool::{Permit, RequestPool};
 pub use crate::tls::session::Session;

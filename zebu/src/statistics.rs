@@ -15,22 +15,59 @@ pub struct Statistics {
     names: &'static [&'static str],
     kinds: Box<[Kind]>,
     connections: AtomicU64,
+    clients: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Kind {
-    requests: AtomicU64,
+    in_flight: AtomicU64,
     failed: AtomicU64,
     bytes: AtomicU64,
+    nanoseconds: AtomicU64,
     times: Box<[AtomicU64]>,
+}
+
+/// A request in flight, until it is dropped.
+#[derive(Debug)]
+pub struct InFlight<'a>(&'a Kind);
+
+/// A connected client, until it is dropped.
+#[derive(Debug)]
+pub struct Client<'a>(&'a Statistics);
+
+/// The totals of one kind of requests.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    /// The name of the kind.
+    pub name: &'static str,
+    /// Requests that have ended.
+    pub requests: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that have not ended.
+    pub in_flight: u64,
+    /// The sum of their latencies.
+    pub time: Duration,
+    /// How many took less than 2^n nanoseconds, for each n from [`Totals::FIRST`] on.
+    pub below: Vec<u64>,
+}
+
+impl Totals {
+    /// About a microsecond.
+    pub const FIRST: u32 = 10;
+    /// About 17 seconds.
+    pub const LAST: u32 = 34;
 }
 
 impl Default for Kind {
     fn default() -> Self {
         Kind {
-            requests: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            nanoseconds: AtomicU64::new(0),
             times: (0..DOUBLINGS * STEPS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -58,38 +95,93 @@ impl Statistics {
             names,
             kinds: names.iter().map(|_| Kind::default()).collect(),
             connections: AtomicU64::new(0),
+            clients: AtomicU64::new(0),
         }
     }
 
-    /// Counts a connection.
-    pub fn connected(&self) {
+    /// Counts a connection, and its client until the answer is dropped.
+    #[must_use]
+    pub fn connected(&self) -> Client<'_> {
         self.connections.fetch_add(1, Ordering::Relaxed);
+        self.clients.fetch_add(1, Ordering::Relaxed);
+        Client(self)
     }
 
-    /// Counts a request. `kind` is the index of its name.
+    /// Connections so far, and clients that are connected now.
+    pub fn connections_and_clients(&self) -> (u64, u64) {
+        let connections = self.connections.load(Ordering::Relaxed);
+        (connections, self.clients.load(Ordering::Relaxed))
+    }
+
+    /// Counts a request in flight until the answer is dropped. `kind` is the index of its name.
+    ///
+    /// # Panics
+    /// If there is no such kind.
+    #[must_use]
+    pub fn begin(&self, kind: usize) -> InFlight<'_> {
+        let kind = &self.kinds[kind];
+        kind.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(kind)
+    }
+
+    /// Counts a request that has ended. `kind` is the index of its name.
     ///
     /// # Panics
     /// If there is no such kind.
     pub fn add(&self, kind: usize, bytes: u64, took: Duration, failed: bool) {
         let kind = &self.kinds[kind];
-        kind.requests.fetch_add(1, Ordering::Relaxed);
         kind.bytes.fetch_add(bytes, Ordering::Relaxed);
         if failed {
             kind.failed.fetch_add(1, Ordering::Relaxed);
         }
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        kind.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
         kind.times[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The totals of each kind. Requests that end meanwhile are counted in a part of them.
+    pub fn totals(&self) -> impl Iterator<Item = Totals> {
+        let kinds = self.names.iter().zip(&self.kinds);
+        kinds.map(|(name, kind)| kind.totals(name))
+    }
+}
+
+impl Drop for Client<'_> {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Kind {
+    /// Requests in each bucket.
+    fn counts(&self) -> Vec<u64> {
+        let counts = self.times.iter().map(|n| n.load(Ordering::Relaxed));
+        counts.collect()
+    }
+
+    fn totals(&self, name: &'static str) -> Totals {
+        let counts = self.counts();
+        let below = |power: u32| counts[..bucket(1 << power)].iter().sum();
+        Totals {
+            name,
+            below: (Totals::FIRST..=Totals::LAST).map(below).collect(),
+            requests: counts.iter().sum(),
+            failed: self.failed.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            time: Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed)),
+        }
+    }
+
     /// The latency that `share` of the requests did not exceed.
     fn percentile(&self, share: f64) -> Duration {
-        let counts: Vec<u64> = self
-            .times
-            .iter()
-            .map(|n| n.load(Ordering::Relaxed))
-            .collect();
+        let counts = self.counts();
         let total: u64 = counts.iter().sum();
         let wanted = (total as f64 * share).ceil() as u64;
         let mut sum = 0;
@@ -109,7 +201,7 @@ impl fmt::Display for Statistics {
         let connections = self.connections.load(Ordering::Relaxed);
         writeln!(f, "  connections: {connections}")?;
         for (name, kind) in self.names.iter().zip(&self.kinds) {
-            let requests = kind.requests.load(Ordering::Relaxed);
+            let requests: u64 = kind.counts().iter().sum();
             if requests == 0 {
                 continue;
             }
@@ -150,6 +242,15 @@ mod tests {
             let took = Duration::from_micros(n);
             statistics.add(0, 1, took, n == 3);
         }
+        let totals = statistics.totals().next().unwrap();
+        assert_eq!(
+            (totals.requests, totals.failed, totals.bytes),
+            (100, 1, 100)
+        );
+        assert_eq!(totals.time, Duration::from_micros(5050));
+        // Below 2^10, 2^11, ... ns: 1 and 2 us, and so on.
+        assert_eq!(totals.below[..4], [1, 2, 4, 8]);
+        assert_eq!(totals.below.last(), Some(&100));
         let kind = &statistics.kinds[0];
         let half = kind.percentile(0.5).as_nanos();
         assert!((50_000..60_000).contains(&half), "{half}");
@@ -158,5 +259,21 @@ mod tests {
                 .to_string()
                 .contains("read: 100 requests, 100 bytes, 1 failed")
         );
+    }
+
+    #[test]
+    fn what_goes_on_is_counted_until_it_is_dropped() {
+        let statistics = Statistics::new(&["read"]);
+        let held = (
+            statistics.connected(),
+            statistics.begin(0),
+            statistics.begin(0),
+        );
+        let in_flight = || statistics.totals().next().unwrap().in_flight;
+        assert_eq!(statistics.connections_and_clients(), (1, 1));
+        assert_eq!(in_flight(), 2);
+        drop(held);
+        assert_eq!(statistics.connections_and_clients(), (1, 0));
+        assert_eq!(in_flight(), 0);
     }
 }

@@ -13,6 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Map, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
+use crate::progress::Share;
 use crate::{open, output};
 
 /// Check basic image integrity
@@ -23,6 +24,9 @@ pub struct Arguments {
     /// Do not print the report
     #[arg(short, long)]
     quiet: bool,
+    /// Show progress on standard error, if that is a terminal
+    #[arg(short, long)]
+    progress: bool,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
@@ -65,7 +69,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if mode.is_some() && device.top().as_qcow2().is_some() {
         invocation.end_on_stop("the image is no worse than it was; repair it again");
     }
-    let Some(mut report) = check(&queue, device.top(), mode)? else {
+    let Some(mut report) = check(&queue, device.top(), mode, arguments.progress)? else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
@@ -74,7 +78,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         if format == OutputFormat::Human && !arguments.quiet {
             output::say(&repaired_text(&report));
         }
-        report = check(&queue, device.top(), None)?.unwrap_or_default();
+        report = check(&queue, device.top(), None, arguments.progress)?.unwrap_or_default();
         report.corruptions_fixed = corruptions_fixed;
         report.leaks_fixed = leaks_fixed;
     }
@@ -110,9 +114,10 @@ fn check(
     queue: &Queue,
     layer: &Layer,
     mode: Option<RepairMode>,
+    progress: bool,
 ) -> Result<Option<CheckReport>, Failure> {
     match layer.as_qcow2() {
-        Some(image) => check_qcow2(queue, image, mode).map(Some),
+        Some(image) => check_qcow2(queue, image, mode, progress).map(Some),
         None if mode.is_some() && REPAIRED_BY_QEMU.contains(&layer.format().name()) => {
             let format = layer.format().name();
             let why = format!("Images of format '{format}' are only read by zebu");
@@ -135,15 +140,19 @@ fn check_qcow2(
     queue: &Queue,
     image: &Image,
     mode: Option<RepairMode>,
+    progress: bool,
 ) -> Result<CheckReport, Failure> {
-    let mut stderr = std::io::BufWriter::new(std::io::stderr());
+    let progress = Share::new(progress);
+    let mut stderr = std::io::BufWriter::new(progress.beside(std::io::stderr()));
     let mut say = open::messages(&mut stderr);
+    let show = |now: jobs::Progress| progress.set(now.done, now.total);
     let result = match mode {
-        None => queue.block_on(jobs::check(queue, image, &mut say, |_| {})),
-        Some(mode) => queue.block_on(jobs::repair_image(queue, image, mode, &mut say, |_| {})),
+        None => queue.block_on(jobs::check(queue, image, &mut say, show)),
+        Some(mode) => queue.block_on(jobs::repair_image(queue, image, mode, &mut say, show)),
     };
     drop(say);
     let _ = stderr.flush();
+    progress.finish();
     result.map_err(|e| Failure::new(format!("Check failed: {e}")))
 }
 

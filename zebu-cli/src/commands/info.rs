@@ -2,6 +2,7 @@
 
 mod report;
 mod specific;
+mod summary;
 mod text;
 mod untrusted_report;
 
@@ -18,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::{appliance, open, output, untrusted};
+use crate::{appliance, colours, open, output, untrusted};
 
 use report::Report;
 use untrusted_report::Untrusted;
@@ -34,6 +35,9 @@ pub struct Arguments {
     /// Output format: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
+    /// Show a summary instead: how full the image is, its snapshots, its chain, warnings
+    #[arg(long)]
+    human: bool,
     /// The image
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
@@ -61,11 +65,25 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if invocation.name != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
         return appliance::report(name, format);
     }
+    // Never under QEMU's name.
+    let has_colours = invocation.name != "qemu-img" && colours::are_wanted(&std::io::stdout());
     let queue = open::queue()?;
+    if arguments.human {
+        if arguments.output.is_some() {
+            let text = "--human and --output are mutually exclusive";
+            return Err(Failure::new(text));
+        }
+        let options = open::options(name, &arguments.source, CacheMode::WriteBack)?
+            .l2_cache_size(Some(open::ONCE_THROUGH));
+        let device = open::device_with(&queue, name, &arguments.source, &options)?;
+        let summary = summary::of(&queue, &device, has_colours);
+        return output::report(&summary.map_err(|e| open::failure(name, &e))?);
+    }
     let options = open::options(name, &arguments.source, CacheMode::WriteBack)?.inspect(true);
     let source = open::source(name, &arguments.source);
     let reports = collect(&queue, name, source, options, arguments.backing_chain)?;
     let text = match format {
+        OutputFormat::Human if has_colours => text::coloured(&text::reports(&reports)),
         OutputFormat::Human => text::reports(&reports),
         OutputFormat::Json if arguments.backing_chain => {
             let list = Value::List(reports.iter().map(Report::to_json).collect());

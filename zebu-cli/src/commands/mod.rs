@@ -21,6 +21,7 @@ mod rebase;
 mod resize;
 mod serve;
 mod snapshot;
+mod top;
 mod vhost;
 
 use std::ffi::OsString;
@@ -41,7 +42,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 21] = [
+const COMMANDS: [Command; 22] = [
     (
         "amend",
         "<FILENAME>",
@@ -181,6 +182,12 @@ const COMMANDS: [Command; 21] = [
         "List or manipulate snapshots within image",
         snapshot::run,
         snapshot::Arguments::command,
+    ),
+    (
+        "top",
+        "<SOCKET>",
+        "Show rates and latencies of a server, live",
+        top::run,
     ),
     (
         "vhost-user-blk",

@@ -117,6 +117,21 @@ impl Device {
         Ok(status)
     }
 
+    /// What `offset` is mapped to, in which layer and which of its storages; as
+    /// [`Device::status`], without a look at the file.
+    #[doc(hidden)]
+    pub async fn mapping(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+    ) -> Result<(usize, StorageId, Mapping)> {
+        self.check_range(offset, length)?;
+        let _stay = self.enter();
+        let (depth, extent) = self.resolve(queue, offset, length).await?;
+        Ok((depth, extent.storage, extent.mapping))
+    }
+
     /// Refines data by the holes of the file, where the driver gives these a meaning.
     async fn look_at_file(&self, queue: &Queue, depth: usize, status: &mut Status) -> Result<()> {
         let Some(host) = status.host.filter(|_| status.data) else {

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use zebu::qcow2::Snapshot;
 
 use super::report::{FileReport, Report};
+use crate::colours::Style;
 use crate::json::Value;
 use crate::{localtime, size};
 
@@ -15,6 +16,37 @@ use crate::{localtime, size};
 pub fn reports(reports: &[Report]) -> Vec<u8> {
     let texts: Vec<Vec<u8>> = reports.iter().map(report).collect();
     texts.join(&b'\n')
+}
+
+/// The same with colours: keys are cyan, headings bold, and what is wrong is red.
+pub fn coloured(text: &[u8]) -> Vec<u8> {
+    const WRONG: [&[u8]; 3] = [b"corrupt: true", b"cleanly shut down: no", b"[0]: in-use"];
+    let mut out = Vec::new();
+    for line in text.split_inclusive(|b| *b == b'\n') {
+        let (line, end) = match line.strip_suffix(b"\n") {
+            Some(line) => (line, &b"\n"[..]),
+            None => (line, &b""[..]),
+        };
+        let key = line
+            .windows(2)
+            .position(|two| two == b": ")
+            .map(|at| at + 1);
+        let (style, styled) = match key {
+            _ if WRONG.contains(&line.trim_ascii_start()) => (Style::Red, line.len()),
+            Some(key) => (Style::Cyan, key),
+            None if line.ends_with(b":") || line.starts_with(b"ID ") => (Style::Bold, line.len()),
+            None => (Style::Cyan, 0),
+        };
+        let (styled, plain) = line.split_at(styled);
+        if !styled.is_empty() {
+            out.extend(style.begin().as_bytes());
+            out.extend(styled);
+            out.extend(Style::END.as_bytes());
+        }
+        out.extend(plain);
+        out.extend(end);
+    }
+    out
 }
 
 fn report(report: &Report) -> Vec<u8> {
@@ -213,6 +245,17 @@ mod tests {
             String::from_utf8_lossy(&out),
             "    compat: 1.1\n    bitmaps:\n        [0]:\n            flags:\n                \
              [0]: auto\n            name: b\n    corrupt: false\n"
+        );
+    }
+
+    #[test]
+    fn colours_change_no_text() {
+        let text = b"image: a: b\n\nSnapshot list:\nID  TAG\n1   x\n    corrupt: true";
+        let shown = String::from_utf8(coloured(text)).unwrap();
+        assert_eq!(
+            shown,
+            "\x1b[36mimage:\x1b[0m a: b\n\n\x1b[1mSnapshot list:\x1b[0m\n\
+             \x1b[1mID  TAG\x1b[0m\n1   x\n\x1b[31m    corrupt: true\x1b[0m"
         );
     }
 

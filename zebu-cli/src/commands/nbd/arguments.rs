@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-use crate::commands::serve::ImageArguments;
+use crate::commands::serve::{ImageArguments, MetricsArguments};
 use crate::failure::Failure;
 
 /// Serves images over NBD.
@@ -94,6 +94,8 @@ pub struct Arguments {
     /// Print statistics at the end and on SIGUSR1 (not in qemu-nbd)
     #[arg(long)]
     pub stats: bool,
+    #[command(flatten)]
+    pub metrics: MetricsArguments,
     /// The image
     #[arg(value_name = "FILE")]
     pub files: Vec<OsString>,

@@ -110,6 +110,8 @@ fn serve(
         queue: queue_options,
     };
     let exports = images::open(&queue, arguments, clients != 1)?;
+    // Whoever can connect to the server finds them.
+    let metrics = arguments.metrics.start("nbd", &exports)?;
     let names = exports.iter().map(|export| export.options().name.clone());
     let names: Vec<String> = names.collect();
     let listeners = listeners(arguments, passed)?;
@@ -123,12 +125,14 @@ fn serve(
     }
     let stop = signals.until_end(
         &queue,
-        || print_statistics(&exports),
+        || serve::print_statistics(&exports),
         || refresh_size(&exports),
     );
     let result = queue.block_on(server.run(&queue, listeners, stop));
+    // The exports are only the server's again.
+    drop(metrics);
     if arguments.stats {
-        print_statistics(&exports);
+        serve::print_statistics(&exports);
     }
     let served = result.map(drop).map_err(|e| failed("a connection", &e));
     let devices = exports.into_iter().map(|export| {
@@ -144,12 +148,4 @@ fn refresh_size(exports: &[Arc<Export>]) {
         let device = export.device();
         serve::looked_again(&export.options().name, device, device.refresh_size());
     }
-}
-
-fn print_statistics(exports: &[Arc<Export>]) {
-    let served = |export: &Arc<Export>| {
-        let name = &export.options().name;
-        serve::statistics(name, export.device(), export.statistics())
-    };
-    serve::say(&exports.iter().map(served).collect::<String>());
 }

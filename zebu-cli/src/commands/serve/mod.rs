@@ -3,11 +3,13 @@
 
 mod daemon;
 mod images;
+mod metrics;
 mod signals;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use zebu::block::Device;
 use zebu::internal::Statistics;
@@ -16,7 +18,50 @@ use zebu::storage::Queue;
 use crate::failure::Failure;
 pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
+pub use metrics::MetricsArguments;
 pub use signals::Signals;
+
+/// An export of any server.
+pub trait Exported: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &str;
+    /// The device.
+    fn device(&self) -> &Device;
+    /// Bytes that are exported.
+    fn size(&self) -> u64;
+    /// Counters of its requests.
+    fn statistics(&self) -> &Statistics;
+}
+
+impl Exported for zebu_nbd::Export {
+    fn name(&self) -> &str {
+        &self.options().name
+    }
+    fn device(&self) -> &Device {
+        self.device()
+    }
+    fn size(&self) -> u64 {
+        self.size()
+    }
+    fn statistics(&self) -> &Statistics {
+        self.statistics()
+    }
+}
+
+impl Exported for zebu_vhost::Export {
+    fn name(&self) -> &str {
+        self.name()
+    }
+    fn device(&self) -> &Device {
+        self.device()
+    }
+    fn size(&self) -> u64 {
+        self.device().size()
+    }
+    fn statistics(&self) -> &Statistics {
+        self.statistics()
+    }
+}
 
 /// The failure to set up `what`.
 pub fn failed(what: &str, error: &std::io::Error) -> Failure {
@@ -69,10 +114,14 @@ fn close_one(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), 
         .map_err(|e| Failure::new(format!("Could not close '{}': {e}", name.display())))
 }
 
-/// What was done with an export.
-pub fn statistics(name: &str, device: &Device, statistics: &Statistics) -> String {
-    let mut text = format!("export '{name}':\n{statistics}");
-    if let Some(image) = device.top().as_qcow2() {
+/// Prints on standard error what was done with each export.
+pub fn print_statistics<E: Exported>(exports: &[Arc<E>]) {
+    say(&exports.iter().map(|e| statistics(&**e)).collect::<String>());
+}
+
+fn statistics(export: &dyn Exported) -> String {
+    let mut text = format!("export '{}':\n{}", export.name(), export.statistics());
+    if let Some(image) = export.device().top().as_qcow2() {
         let (hits, loads) = image.cache_hits_and_loads();
         text += &format!("  l2 cache: {hits} hits, {loads} loads\n");
     }
@@ -89,7 +138,7 @@ pub fn looked_again(name: &str, device: &Device, looked: zebu::Result<bool>) {
 }
 
 /// Says `text` on standard error.
-pub fn say(text: &str) {
+fn say(text: &str) {
     // A closed stderr cannot be reported.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }

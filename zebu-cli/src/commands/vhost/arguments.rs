@@ -7,7 +7,7 @@ use clap::Parser;
 use zebu::names::{parse_switch, split_list};
 use zebu_vhost::MAX_QUEUES;
 
-use crate::commands::serve::ImageArguments;
+use crate::commands::serve::{ImageArguments, MetricsArguments};
 use crate::failure::Failure;
 use crate::size;
 
@@ -47,6 +47,8 @@ pub struct Arguments {
     /// Print statistics at the end and on SIGUSR1
     #[arg(long)]
     pub stats: bool,
+    #[command(flatten)]
+    pub metrics: MetricsArguments,
     /// Print the capabilities of the program as JSON, and exit
     #[arg(long)]
     pub print_capabilities: bool,

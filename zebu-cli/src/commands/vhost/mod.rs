@@ -48,6 +48,8 @@ fn serve(
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let exports = open(&queue, arguments, wanted)?;
+    // Whoever can connect to the server finds them.
+    let metrics = arguments.metrics.start("vhost-user-blk", &exports)?;
     let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
     let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
     let mut doors = Vec::new();
@@ -65,13 +67,15 @@ fn serve(
     }
     let stop = signals.until_end(
         &queue,
-        || print_statistics(&exports),
+        || serve::print_statistics(&exports),
         || refresh_size(&exports),
     );
     drop(queue.block_on(server.run_until(stop)));
     drop(listeners);
+    // The exports are only the server's again.
+    drop(metrics);
     if arguments.stats {
-        print_statistics(&exports);
+        serve::print_statistics(&exports);
     }
     let devices = exports.into_iter().map(|export| {
         let name = export.device().top().spec.display_name();
@@ -123,11 +127,4 @@ fn refresh_size(exports: &[Arc<Export>]) {
     for export in exports {
         serve::looked_again(export.name(), export.device(), export.refresh_size());
     }
-}
-
-fn print_statistics(exports: &[Arc<Export>]) {
-    let served = |export: &Arc<Export>| {
-        serve::statistics(export.name(), export.device(), export.statistics())
-    };
-    serve::say(&exports.iter().map(served).collect::<String>());
 }

@@ -1,5 +1,7 @@
 //! `map`: where the data of a disk is.
 
+mod picture;
+
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -29,6 +31,9 @@ pub struct Arguments {
     /// Length of the range in bytes
     #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
     max_length: Option<String>,
+    /// Draw the disk instead, into a file that ends in .svg or .png
+    #[arg(long, value_name = "FILE")]
+    picture: Option<OsString>,
     /// The image
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
@@ -62,12 +67,24 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let start = number("start offset", &arguments.start_offset)?.unwrap_or(0);
     let length = number("max length", &arguments.max_length)?;
     let name = one_name(&arguments.names)?;
+    let picture = match &arguments.picture {
+        Some(_) if arguments.output.is_some() => {
+            let text = "--picture and --output are mutually exclusive";
+            return Err(Failure::new(text));
+        }
+        Some(path) => Some((path, picture::Kind::of(path)?)),
+        None => None,
+    };
 
     let queue = open::queue()?;
     let device = open::device(&queue, name, &arguments.source, CacheMode::WriteBack)?;
     let end = length
         .and_then(|length| start.checked_add(length))
         .map_or(device.size(), |end| end.min(device.size()));
+    if let Some((path, kind)) = picture {
+        let range = start.min(end)..end;
+        return picture::draw(&queue, &device, range, kind, path).map(|()| 0);
+    }
 
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let result = match format {

@@ -1,0 +1,80 @@
+//! `--picture`: a picture of a disk, from which one sees why its image is large or slow.
+
+mod canvas;
+mod colours;
+mod draw;
+mod png;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use zebu::block::Device;
+use zebu::storage::Queue;
+
+use crate::failure::Failure;
+use crate::same_file;
+use crate::survey::{self, Survey};
+use canvas::Canvas;
+use draw::Picture;
+
+/// How a picture is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Svg,
+    Png,
+}
+
+impl Kind {
+    /// As the name of the file says.
+    ///
+    /// # Errors
+    ///
+    /// It says neither.
+    pub fn of(path: &OsStr) -> Result<Self, Failure> {
+        let extension = Path::new(path).extension();
+        match extension.map(OsStr::to_ascii_lowercase) {
+            Some(text) if text == "svg" => Ok(Kind::Svg),
+            Some(text) if text == "png" => Ok(Kind::Png),
+            _ => Err(Failure::new(
+                "--picture expects a name that ends in .svg or .png",
+            )),
+        }
+    }
+}
+
+/// Draws `range` of the disk into the file `path`.
+pub fn draw(
+    queue: &Queue,
+    device: &Device,
+    range: Range<u64>,
+    kind: Kind,
+    path: &OsStr,
+) -> Result<(), Failure> {
+    let path = Path::new(path);
+    let layers = device.all_layers();
+    let mut files = layers.flat_map(zebu::block::Layer::storages);
+    if files.any(|file| same_file::is_same(file.path(), path)) {
+        let text = format!("{}: '{}'", same_file::READ_FROM, path.display());
+        return Err(Failure::new(text));
+    }
+    let failed = |e| Failure::new(format!("Failed to read image metadata: {e}"));
+    let survey = Survey::of(queue, device, range, draw::MOST_CELLS).map_err(failed)?;
+    let picture = Picture {
+        device,
+        survey: &survey,
+        // An image that cannot be checked can be drawn.
+        check: survey::check(queue, device).ok().flatten(),
+    };
+    let (width, height) = picture.size();
+    let mut canvas: Box<dyn Canvas> = match kind {
+        Kind::Svg => Box::new(canvas::Svg::new(width, height)),
+        Kind::Png => Box::new(png::Png::new(width, height)),
+    };
+    picture.draw(&mut *canvas);
+    fs::write(path, canvas.finish()).map_err(|e| {
+        let (path, why) = (path.display(), zebu::strerror(&e));
+        Failure::new(format!("Could not write '{path}': {why}"))
+    })
+}
