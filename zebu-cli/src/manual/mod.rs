@@ -123,9 +123,10 @@ impl Page {
         let definition = (self.definition.clone()).display_name(&title);
         // The values that are possible are in the help of each option.
         let definition = (definition.disable_help_subcommand(true)).mut_args(|arg| {
-            match arg.get_possible_values().is_empty() {
-                true => arg,
-                false => arg.hide_possible_values(true),
+            let has_some = !arg.get_possible_values().is_empty();
+            match has_some && arg.get_action().takes_values() {
+                true => arg.hide_possible_values(true),
+                false => arg,
             }
         });
         let trailer = self.definition.get_after_help().map(ToString::to_string);

@@ -109,7 +109,7 @@ fn man_pages_are_rendered_without_warnings() {
             continue;
         }
         for page in &pages {
-            let args = [&options[..], &[page.as_str()]].concat();
+            let args = [options, &[page.as_str()]].concat();
             let answer = lab.run(program.as_ref(), &args, b"", &Limits::default());
             let said = (answer.err.as_str(), answer.out.as_str());
             assert_eq!((answer.status, said), (0, ("", "")), "{program} {page}");
