@@ -387,7 +387,7 @@ impl NewFile {
         caches: &[CacheMode],
         objects: &Objects,
     ) -> Result<NewFile, String> {
-        let existed = spec.nbd().is_some() || spec.path.exists();
+        let existed = is_nbd(spec) || spec.path.exists();
         let opened = in_first(caches, |cache| {
             let how = OpenFile::default().write(true).create(true).cache(cache);
             spec.open(how, objects)
@@ -460,6 +460,11 @@ pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
     }
 }
 
+/// Whether it is the export of a server, which exists.
+fn is_nbd(spec: &FileSpec) -> bool {
+    spec.driver.name() == "nbd"
+}
+
 /// Whether names with this protocol are of another machine.
 fn is_remote(protocol: &str) -> bool {
     protocol.starts_with("nbd") || ["http", "https", "s3", "gs", "az"].contains(&protocol)
@@ -477,17 +482,17 @@ fn could_not_create(spec: &FileSpec, error: Error) -> String {
     if let Err(why) = refuse_object(spec) {
         return why;
     }
-    match (spec.nbd(), error) {
-        (Some(_), e) => format!(
+    match (is_nbd(spec), error) {
+        (true, e) => format!(
             "Protocol driver 'nbd' does not support creating new images, so an existing image \
              must be selected as the target; however, opening the given target as an existing \
              image failed: {e}"
         ),
         // The message has the prefix already.
-        (None, Error::While { source, .. }) => {
+        (false, Error::While { source, .. }) => {
             format!("Could not create '{}': {source}", spec.name().display())
         }
-        (None, e) => format!("Could not create '{}': {e}", spec.name().display()),
+        (false, e) => format!("Could not create '{}': {e}", spec.name().display()),
     }
 }
 
