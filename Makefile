@@ -23,7 +23,11 @@ RELIABILITY ?=
 #
 #   make stores
 
-.PHONY: bench bench-quick bench-build reliability stores
+# The libraries for other languages:
+#
+#   make bindings       PROFILE=release as they are used
+
+.PHONY: bench bench-quick bench-build reliability stores bindings
 
 bench: bench-build
 	$(ZEBU_BENCH) run --dir $(BENCH_DIR) $(BENCH_FLAGS) $(EXPERIMENTS)
@@ -41,3 +45,6 @@ reliability:
 
 stores:
 	ZEBU_VERSITYGW=$$(sh scripts/get-s3.sh target/peers/s3) cargo test -p zebu-cli --test cli -- stores:: uploads::
+
+bindings:
+	sh scripts/test-python.sh
