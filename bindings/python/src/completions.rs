@@ -10,6 +10,9 @@ use pyo3::prelude::*;
 use crate::error::{Failure, Result, refused};
 use crate::value::Value;
 
+/// A request's number, its result and its exception.
+type Taken = (u64, Py<PyAny>, Option<Py<PyAny>>);
+
 /// Where requests of one event loop end.
 #[pyclass(frozen, module = "zebu._zebu")]
 pub struct Completions(Arc<Ended>);
@@ -86,8 +89,8 @@ impl Completions {
         self.0.reader.as_raw_fd()
     }
 
-    /// What has ended since the last call: number, result, exception.
-    fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>, Option<Py<PyAny>>)>> {
+    /// What has ended since the last call.
+    fn take(&self, py: Python<'_>) -> PyResult<Vec<Taken>> {
         let ended = {
             let mut list = self.0.lock();
             if !list.is_empty() {
