@@ -23,7 +23,7 @@ RELIABILITY ?=
 #
 #   make stores
 
-# The libraries for other languages:
+# The libraries for other languages, and the adapters for virtual machine monitors:
 #
 #   make bindings       PROFILE=release as they are used
 
@@ -48,3 +48,4 @@ stores:
 
 bindings:
 	sh scripts/test-python.sh
+	sh scripts/test-vmm.sh
