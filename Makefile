@@ -23,7 +23,7 @@ RELIABILITY ?=
 #
 #   make stores
 
-# The libraries for other languages (docs/go.md):
+# The libraries for other languages, and the adapters for virtual machine monitors:
 #
 #   make bindings       PROFILE=release as they are used
 
@@ -48,6 +48,8 @@ stores:
 
 bindings:
 	sh scripts/test-go.sh
+	sh scripts/test-python.sh
+	sh scripts/test-vmm.sh
 
 # Packages, and what they depend on (docs/install.md):
 #
