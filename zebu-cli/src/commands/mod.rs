@@ -42,7 +42,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 22] = [
+const COMMANDS: [Command; 23] = [
     (
         "amend",
         "<FILENAME>",
@@ -188,6 +188,7 @@ const COMMANDS: [Command; 22] = [
         "<SOCKET>",
         "Show rates and latencies of a server, live",
         top::run,
+        top::Arguments::command,
     ),
     (
         "vhost-user-blk",

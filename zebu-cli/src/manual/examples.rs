@@ -207,6 +207,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "Everything, for programs",
                 "zebu map --output=json disk.qcow2",
             ),
+            (
+                "A picture of the disk and of its file",
+                "zebu map --picture disk.svg disk.qcow2",
+            ),
         ],
     ),
     (
@@ -271,6 +275,21 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("List them", "zebu snapshot -l disk.qcow2"),
             ("Go back", "zebu snapshot -a today disk.qcow2"),
             ("Delete it", "zebu snapshot -d today disk.qcow2"),
+        ],
+    ),
+    (
+        "top",
+        &[
+            (
+                "A server with metrics, until it is killed",
+                "zebu nbd --fork --pid-file disk.pid --metrics unix:$PWD/metrics.sock -t -k $PWD/disk.sock \
+                 disk.qcow2",
+            ),
+            (
+                "Its rates in the last tenth of a second",
+                "zebu top -n 1 -i 0.1 metrics.sock",
+            ),
+            ("The end", "kill $(cat disk.pid)"),
         ],
     ),
     (

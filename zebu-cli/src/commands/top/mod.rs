@@ -29,7 +29,7 @@ use view::{Line, View};
 /// On a terminal the display is updated until q or Ctrl-C. Otherwise, and with --count, each update
 /// is printed.
 #[derive(Parser)]
-struct Arguments {
+pub struct Arguments {
     /// Number of updates that are printed before the end
     #[arg(short = 'n', long, value_name = "N")]
     count: Option<String>,
