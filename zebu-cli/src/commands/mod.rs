@@ -42,7 +42,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 23] = [
+const COMMANDS: [Command; 22] = [
     (
         "amend",
         "<FILENAME>",
