@@ -8,7 +8,7 @@ export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 df -h . | tail -n 1
 sh scripts/install-deps.sh cc mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
-    nginx qemu-system-x86_64 busybox cpio flock xz python3-libnbd
+    nginx sshd qemu-system-x86_64 busybox cpio flock xz python3-libnbd
 # The judge is the newest QEMU, where it can be had; the older one of the
 # distribution says a little less, and the tests allow for that.
 if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then

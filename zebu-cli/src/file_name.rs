@@ -22,8 +22,9 @@ pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
 }
 
 /// Whether names with this protocol are of another machine.
-fn is_remote(protocol: &str) -> bool {
-    protocol.starts_with("nbd") || ["http", "https", "s3", "gs", "az"].contains(&protocol)
+pub fn is_remote(protocol: &str) -> bool {
+    protocol.starts_with("nbd")
+        || ["http", "https", "s3", "gs", "az", "rbd", "ssh"].contains(&protocol)
 }
 
 /// What follows `file:`, if a name begins with it.

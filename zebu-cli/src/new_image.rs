@@ -1,7 +1,6 @@
 //! Images that are made, by `create` and by `convert`.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -391,7 +390,7 @@ struct NewFile {
 
 impl NewFile {
     fn open(spec: &FileSpec, lock: LockRequest, caches: &[CacheMode]) -> Result<NewFile, String> {
-        let existed = spec.nbd().is_some() || spec.path.exists();
+        let existed = spec.path.exists();
         let opened = open::in_first(caches, |cache| {
             let how = OpenFile::default().write(true).create(true).cache(cache);
             spec.open(how, &objects::all())
@@ -399,8 +398,8 @@ impl NewFile {
         let file = opened.map_err(|e| could_not_create(spec, e))?;
         let new = NewFile {
             storage: file.storage(),
+            existed: file.existed().unwrap_or(existed),
             file,
-            existed,
         };
         new.file.lock(lock).map_err(|e| {
             new.remove_if_new();
@@ -411,10 +410,8 @@ impl NewFile {
 
     /// Removes it, if it is a file at all.
     fn remove(&self) {
-        if !self.storage.is_device() {
-            // Nothing better can be done with it.
-            let _ = fs::remove_file(self.storage.path());
-        }
+        // Nothing better can be done with it.
+        let _ = self.file.remove();
     }
 
     /// Removes it, if it was not there before.
