@@ -19,9 +19,10 @@ ZEBU_BENCH = QEMU_IMG=$${QEMU_IMG:-$$(sh scripts/get-qemu.sh target/peers/qemu)/
 
 RELIABILITY ?=
 
-# Object stores with a real server (versitygw, built by Go):
+# What is on other machines, with real servers that Go, npm and Debian's packages bring: S3
+# (versitygw), Google Cloud Storage (fake-gcs-server), Azure (Azurite), Ceph:
 #
-#   make stores
+#   make stores         those that can be had here; a test that lacks its server is skipped
 
 # The libraries for other languages, and the adapters for virtual machine monitors:
 #
@@ -44,7 +45,7 @@ reliability:
 	sh scripts/reliability.sh $(RELIABILITY)
 
 stores:
-	ZEBU_VERSITYGW=$$(sh scripts/get-s3.sh target/peers/s3) cargo test -p zebu-cli --test cli -- stores:: uploads::
+	sh scripts/stores.sh
 
 bindings:
 	sh scripts/test-go.sh

@@ -7,6 +7,9 @@ for program in "$@"; do
     case $program in
         # A module of Debian's Python, which is no program.
         python3-*) /usr/bin/python3 -c "import ${program#python3-lib}" >/dev/null 2>&1 ;;
+        *.so.*) ldconfig -p | grep -q "$program" ;;
+        # Not on the path of users.
+        sshd) [ -x /usr/sbin/sshd ] ;;
         *) command -v "$program" >/dev/null 2>&1 ;;
     esac || missing="$missing $program"
 done
@@ -27,6 +30,8 @@ for program in $missing; do
         busybox) packages="$packages busybox-static" ;;
         flock) packages="$packages util-linux" ;;
         nginx) packages="$packages nginx-light" ;;
+        librbd.so.1) packages="$packages librbd1" ;;
+        sshd) packages="$packages openssh-server" ;;
         xz) packages="$packages xz-utils" ;;
         cc) packages="$packages gcc libc6-dev" ;;
         *) packages="$packages $program" ;;

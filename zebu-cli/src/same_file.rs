@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use zebu::block::{Device, FileSpec, Layer, NbdSpec};
 #[cfg(feature = "object-store")]
-use zebu::block::{FileDriver, StoreSpec};
+use zebu::block::StoreSpec;
+use zebu::block::{Device, FileDriver, FileSpec, Layer, NbdSpec};
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
@@ -15,9 +15,19 @@ pub const READ_FROM: &str = "The input is read from this file";
 /// name.
 pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
     let target = target.bottom();
-    match target.nbd() {
-        Some(nbd) => reads_export(sources, nbd),
-        None => reads_file(sources, &target.path),
+    match &target.driver {
+        FileDriver::Nbd(nbd) => reads_export(sources, nbd),
+        #[cfg(feature = "rbd")]
+        FileDriver::Rbd(rbd) => files(sources).any(|file| match &file.driver {
+            FileDriver::Rbd(read) => read.is_same(rbd),
+            _ => false,
+        }),
+        #[cfg(feature = "ssh")]
+        FileDriver::Ssh(ssh) => files(sources).any(|file| match &file.driver {
+            FileDriver::Ssh(read) => read.is_same(ssh),
+            _ => false,
+        }),
+        _ => reads_file(sources, &target.path),
     }
 }
 

@@ -307,7 +307,7 @@ pub(crate) fn c_hex(number: u64) -> String {
 }
 
 /// A server's text as one line of limited length.
-#[cfg(any(feature = "nbd", feature = "http"))]
+#[cfg(any(feature = "nbd", feature = "http", feature = "rbd", feature = "ssh"))]
 pub(crate) fn one_line(text: &str) -> String {
     const MOST: usize = 500;
     let shown = |c: char| match c.is_control() {

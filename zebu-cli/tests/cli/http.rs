@@ -547,7 +547,7 @@ fn untrusted_names_are_refused() {
 }
 
 /// The folder of QEMU's modules, if the one for HTTP is there.
-fn qemu_modules() -> Option<String> {
+pub fn qemu_modules() -> Option<String> {
     let root = peer().img().parent()?.parent()?;
     let found = ["lib/x86_64-linux-gnu/qemu", "lib/aarch64-linux-gnu/qemu"];
     let mut found = found.iter().map(|folder| root.join(folder));
@@ -557,7 +557,12 @@ fn qemu_modules() -> Option<String> {
 
 /// Runs qemu-img with its driver for HTTP.
 fn qemu_img(lab: &Lab, modules: &str, args: &[&str]) -> Answer {
-    let script = format!("QEMU_MODULE_DIR='{modules}' exec \"$0\" \"$@\"");
+    qemu_img_with(lab, &format!("QEMU_MODULE_DIR='{modules}'"), args)
+}
+
+/// Runs qemu-img with these variables.
+pub fn qemu_img_with(lab: &Lab, variables: &str, args: &[&str]) -> Answer {
+    let script = format!("{variables} exec \"$0\" \"$@\"");
     let mut all = vec!["-c", &script, peer().img().to_str().unwrap()];
     all.extend(args);
     lab.run("sh".as_ref(), &all, b"", &Limits::default())

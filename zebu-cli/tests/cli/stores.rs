@@ -1,5 +1,5 @@
-//! Images in object stores: the requests of each dialect, with faults; and a real S3 server, if
-//! `ZEBU_VERSITYGW` names one (`make stores`).
+//! Images in object stores: the requests of each dialect, with faults; and real servers, if
+//! `ZEBU_VERSITYGW`, `ZEBU_AZURITE` and `ZEBU_FAKE_GCS` name them (`make stores`).
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -139,45 +139,92 @@ fn an_object_that_changes_is_noticed() {
     answer.fails_with("has changed since it was opened");
 }
 
+/// Makes a container in Azurite, by the account and the key that all Azurites have
+/// (https://learn.microsoft.com/azure/storage/common/storage-use-azurite).
+const CONTAINER: &str = r#"
+import base64, email.utils, hashlib, hmac, http.client, sys
+account = "devstoreaccount1"
+key = base64.b64decode(
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==")
+headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+text = "PUT" + "\n" * 12
+text += "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+text += f"/{account}/{account}/bucket\nrestype:container"
+digest = hmac.new(key, text.encode(), hashlib.sha256).digest()
+headers["Authorization"] = f"SharedKey {account}:{base64.b64encode(digest).decode()}"
+server = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+server.request("PUT", f"/{account}/bucket?restype=container", headers=headers)
+answer = server.getresponse()
+sys.exit(0 if answer.status == 201 else answer.read().decode())
+"#;
+
 /// The SHA-256 of nothing.
 const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// versitygw, which serves the folder `root` of a lab with one bucket, until it is dropped.
-pub struct Versity {
+/// A real server with one bucket, until it is dropped.
+pub struct RealStore {
     child: Child,
     port: u16,
     /// How it is reached.
     pub variables: String,
 }
 
-impl Versity {
-    /// None: `ZEBU_VERSITYGW` names no server.
-    pub fn start(lab: &Lab) -> Option<Versity> {
-        let Some(server) = std::env::var_os("ZEBU_VERSITYGW") else {
-            println!("skipped: ZEBU_VERSITYGW names no server");
+impl RealStore {
+    /// The server that a variable names, with these arguments: PORT is the one to listen at. None:
+    /// the variable is not set.
+    fn start(lab: &Lab, variable: &str, args: &str, variables: &str) -> Option<RealStore> {
+        let Some(server) = std::env::var_os(variable) else {
+            println!("skipped: {variable} names no server");
             return None;
         };
-        fs::create_dir_all(lab.path("root/bucket/some dir")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
+        let args = args.replace("PORT", &port.to_string());
         let child = Command::new(server)
-            .args(["--access", "id", "--secret", "key"])
-            .args(["--port", &format!("127.0.0.1:{port}"), "posix"])
-            .arg(lab.path("root"))
+            .args(args.split_whitespace())
+            .current_dir(lab.path(""))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        wait_until("versitygw listens", || {
+        wait_until("the store listens", || {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
-        let variables = DIALECTS[0].1.replace("PORT", &port.to_string());
-        Some(Versity {
+        Some(RealStore {
             child,
             port,
-            variables: variables.replace("here", "us-east-1"),
+            variables: variables.replace("PORT", &port.to_string()),
         })
+    }
+
+    /// versitygw, which serves the folder `root` of the lab, with the bucket `bucket`.
+    pub fn versitygw(lab: &Lab) -> Option<RealStore> {
+        fs::create_dir_all(lab.path("root/bucket/some dir")).unwrap();
+        let args = "--access id --secret key --port 127.0.0.1:PORT posix root";
+        let variables = DIALECTS[0].1.replace("here", "us-east-1");
+        RealStore::start(lab, "ZEBU_VERSITYGW", args, &variables)
+    }
+
+    /// fake-gcs-server, with a copy of the lab's folder `root` in memory.
+    pub fn fake_gcs(lab: &Lab) -> Option<RealStore> {
+        let args = "-scheme http -host 127.0.0.1 -port PORT -public-host 127.0.0.1:PORT \
+                    -backend memory -data root";
+        RealStore::start(lab, "ZEBU_FAKE_GCS", args, DIALECTS[1].1)
+    }
+
+    /// Azurite, with the container `bucket`.
+    pub fn azurite(lab: &Lab) -> Option<RealStore> {
+        let args = "--blobHost 127.0.0.1 --blobPort PORT --location root --silent \
+                    --skipApiVersionCheck --disableTelemetry";
+        let variables = "AZURE_STORAGE_USE_EMULATOR=true \
+                         AZURITE_BLOB_STORAGE_URL=http://127.0.0.1:PORT";
+        let store = RealStore::start(lab, "ZEBU_AZURITE", args, variables)?;
+        fs::write(lab.path("container.py"), CONTAINER).unwrap();
+        let args = ["container.py", &store.port.to_string()];
+        let made = lab.run("python3".as_ref(), &args, b"", &Limits::default());
+        assert_eq!(made.status, 0, "{made:#?}");
+        Some(store)
     }
 
     /// How many uploads the bucket has that are neither completed nor aborted.
@@ -199,7 +246,7 @@ impl Versity {
     }
 }
 
-impl Drop for Versity {
+impl Drop for RealStore {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -209,7 +256,7 @@ impl Drop for Versity {
 #[test]
 fn versitygw_is_read() {
     let lab = images(256 << 20);
-    let Some(server) = Versity::start(&lab) else {
+    let Some(server) = RealStore::versitygw(&lab) else {
         return;
     };
     let variables = &server.variables;
@@ -226,5 +273,27 @@ fn versitygw_is_read() {
     let answer = run(&lab, &wrong, &["info", "s3://bucket/some dir/x.raw"]);
     answer.fails_with("403");
     let missing = run(&lab, variables, &["info", "s3://bucket/none"]);
+    missing.fails_with("not found");
+}
+
+/// It has no multipart uploads by Google's XML interface, so it is only read.
+#[test]
+fn fake_gcs_is_read() {
+    let lab = images(96 << 20);
+    fs::create_dir_all(lab.path("root/bucket/some dir")).unwrap();
+    for file in ["x.raw", "x.qcow2"] {
+        let object = format!("root/bucket/some dir/{file}");
+        fs::copy(lab.path(file), lab.path(&object)).unwrap();
+    }
+    let Some(server) = RealStore::fake_gcs(&lab) else {
+        return;
+    };
+    for format in ["raw", "qcow2"] {
+        let name = format!("gs://bucket/some dir/x.{format}");
+        let args = ["convert", "-f", format, "-O", "raw", &name, "out.raw"];
+        run(&lab, &server.variables, &args).ok(&name);
+        lab.assert_same_bytes("out.raw", "x.raw", &name);
+    }
+    let missing = run(&lab, &server.variables, &["info", "gs://bucket/none"]);
     missing.fails_with("not found");
 }

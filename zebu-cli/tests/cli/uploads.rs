@@ -1,14 +1,13 @@
 //! Images that are written to object stores. Guards against an object that is not whole, parts that
 //! are left behind, an older object that is lost by a failure, and memory that grows with the image;
-//! with a store of the test in each dialect, and with a real S3 server, if `ZEBU_VERSITYGW` names one
-//! (`make stores`).
+//! with a store of the test in each dialect, and with real servers (`make stores`).
 
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::stores::{DIALECTS, Versity, run};
+use super::stores::{DIALECTS, RealStore, run};
 use crate::common::server::wait_until;
 use crate::common::store::{Faults, Store};
 use crate::common::web::images;
@@ -289,7 +288,7 @@ fn memory_is_bounded() {
 #[test]
 fn versitygw_is_written() {
     let lab = images(96 << 20);
-    let Some(server) = Versity::start(&lab) else {
+    let Some(server) = RealStore::versitygw(&lab) else {
         return;
     };
     let variables = &server.variables;
@@ -329,4 +328,36 @@ fn versitygw_is_written() {
     assert!(answer.err.contains("was aborted"), "{answer:#?}");
     assert_eq!(server.uploads(), 0);
     assert_eq!(fs::read(lab.path("root/bucket/old")).unwrap(), b"before");
+}
+
+#[test]
+fn azurite_is_written_and_read() {
+    let lab = images(96 << 20);
+    let Some(store) = RealStore::azurite(&lab) else {
+        return;
+    };
+    let run = |args: &[&str]| run(&lab, &store.variables, args);
+    for (format, options) in OUTPUTS {
+        let name = format!("az://bucket/some dir/{format}");
+        run(&[&["convert", "-f", "raw"], options, &["x.raw", &name]].concat()).ok(&name);
+        run(&["info", "-f", format, &name]).ok(&name);
+        let back = ["convert", "-f", format, "-O", "raw", &name, "out.raw"];
+        run(&back).ok(&name);
+        lab.assert_same_bytes("out.raw", "x.raw", &name);
+        fs::remove_file(lab.path("out.raw")).unwrap();
+    }
+    let none = "az://bucket/none";
+    run(&["info", none]).fails_with("not found");
+    // What was there is there after an upload that was aborted.
+    let half = fs::File::options().write(true).open(lab.path("x.qcow2"));
+    let half = half.unwrap();
+    half.set_len(half.metadata().unwrap().len() / 2).unwrap();
+    let name = "az://bucket/some dir/raw";
+    for name in [name, none] {
+        let answer = run(&["convert", "-O", "raw", "x.qcow2", name]);
+        assert_eq!(answer.status, 1, "{answer:#?}");
+    }
+    run(&["info", none]).fails_with("not found");
+    run(&["convert", "-f", "raw", "-O", "raw", name, "out.raw"]).ok("as before");
+    lab.assert_same_bytes("out.raw", "x.raw", "as before");
 }

@@ -27,6 +27,7 @@ pub mod programs;
 pub mod recipe;
 pub mod rng;
 pub mod server;
+pub mod sshd;
 pub mod store;
 pub mod tls;
 pub mod vhost;

@@ -38,6 +38,10 @@ pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub(crate) use resolver::NameResolver;
 pub use shared::{InUse, SharedDevice};
+#[cfg(feature = "rbd")]
+pub use spec::RbdSpec;
+#[cfg(feature = "ssh")]
+pub use spec::SshSpec;
 #[cfg(feature = "object-store")]
 pub use spec::StoreSpec;
 pub use spec::{
@@ -56,3 +60,5 @@ pub use write::Zeroing;
 #[cfg(feature = "object-store")]
 pub use crate::storage::object::StoreKind;
 pub use crate::storage::secret::Secret;
+#[cfg(feature = "ssh")]
+pub use crate::storage::ssh::{HashKind, HostKeyCheck};

@@ -5,6 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::objects::Objects;
+#[cfg(feature = "rbd")]
+use super::spec::RbdSpec;
+#[cfg(feature = "ssh")]
+use super::spec::SshSpec;
 #[cfg(feature = "object-store")]
 use super::spec::StoreSpec;
 use super::spec::{FileDriver, FileSpec};
@@ -18,6 +22,10 @@ use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use crate::storage::object::{Access, HttpOptions, Login, Object, ObjectOptions, Place};
 #[cfg(feature = "object-store")]
 use crate::storage::object::{StoreOptions, Upload};
+#[cfg(feature = "rbd")]
+use crate::storage::rbd::{Rbd, RbdOptions};
+#[cfg(feature = "ssh")]
+use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result};
 
@@ -36,6 +44,14 @@ pub enum OpenedFile {
     /// An object on another machine, which is only read.
     #[cfg(feature = "http")]
     Object(Arc<dyn Storage>),
+    #[doc(hidden)]
+    /// An image in a Ceph cluster.
+    #[cfg(feature = "rbd")]
+    Rbd(Arc<Rbd>),
+    #[doc(hidden)]
+    /// A file on an SSH server.
+    #[cfg(feature = "ssh")]
+    Ssh(Arc<Ssh>),
     #[doc(hidden)]
     /// A file that stores nothing.
     Null(Arc<Null>),
@@ -65,6 +81,12 @@ pub enum Identity {
     /// The URL of an object.
     #[cfg(feature = "http")]
     Object(String),
+    /// Pool, namespace, image and snapshot.
+    #[cfg(feature = "rbd")]
+    Rbd(String, String, String, Option<String>),
+    /// Host, port and path.
+    #[cfg(feature = "ssh")]
+    Ssh(String, Option<u16>, String),
     /// A part of a file: offset and size.
     Part(Box<Identity>, Option<u64>, Option<u64>),
     /// The disk of the image in a file.
@@ -89,6 +111,16 @@ impl FileSpec {
             FileDriver::Http(_) => self.open_object(how, objects),
             #[cfg(feature = "object-store")]
             FileDriver::Store(_) => self.open_object(how, objects),
+            #[cfg(feature = "rbd")]
+            FileDriver::Rbd(rbd) => {
+                let rbd = Rbd::open(rbd.options(how, objects)?)?;
+                Ok(OpenedFile::Rbd(Arc::new(rbd)))
+            }
+            #[cfg(feature = "ssh")]
+            FileDriver::Ssh(ssh) => {
+                let ssh = Ssh::open(ssh.options(how))?;
+                Ok(OpenedFile::Ssh(Arc::new(ssh)))
+            }
             FileDriver::Null(null) => {
                 let null = Null::new(&self.path, null.size, null.latency, null.read_zeroes);
                 Ok(OpenedFile::Null(Arc::new(null)))
@@ -127,6 +159,16 @@ impl FileSpec {
         if let Some((place, options)) = self.object(how, objects)? {
             let object = Object::open(place, options).await?;
             return Ok(OpenedFile::Object(Arc::new(object)));
+        }
+        #[cfg(feature = "rbd")]
+        if let FileDriver::Rbd(rbd) = &self.driver {
+            let rbd = Rbd::open_async(rbd.options(how, objects)?).await?;
+            return Ok(OpenedFile::Rbd(Arc::new(rbd)));
+        }
+        #[cfg(feature = "ssh")]
+        if let FileDriver::Ssh(ssh) = &self.driver {
+            let ssh = Ssh::open_async(ssh.options(how)).await?;
+            return Ok(OpenedFile::Ssh(Arc::new(ssh)));
         }
         self.open(how, objects)
     }
@@ -186,13 +228,46 @@ impl OpenedFile {
             OpenedFile::Nbd(nbd) => nbd.clone(),
             #[cfg(feature = "http")]
             OpenedFile::Object(object) => object.clone(),
+            #[cfg(feature = "rbd")]
+            OpenedFile::Rbd(rbd) => rbd.clone(),
+            #[cfg(feature = "ssh")]
+            OpenedFile::Ssh(ssh) => ssh.clone(),
             OpenedFile::Null(null) => null.clone(),
             OpenedFile::Over(storage, _) => storage.clone(),
             OpenedFile::Image(image) => image.storage.clone(),
         }
     }
 
-    /// Takes the locks that QEMU and zebu share. An export is locked by its server.
+    /// Whether the file was there before it was opened to be created.
+    pub fn existed(&self) -> Option<bool> {
+        match self {
+            // What is there is not opened.
+            #[cfg(feature = "rbd")]
+            OpenedFile::Rbd(_) => Some(false),
+            #[cfg(feature = "ssh")]
+            OpenedFile::Ssh(ssh) => Some(!ssh.was_created()),
+            _ => None,
+        }
+    }
+
+    /// Removes the file, if it is one that can be created. Blocks.
+    ///
+    /// # Errors
+    /// Those of the file system, or of the server.
+    pub fn remove(&self) -> std::io::Result<()> {
+        match self {
+            OpenedFile::Local(file) if !file.is_device() => std::fs::remove_file(file.path()),
+            #[cfg(feature = "rbd")]
+            OpenedFile::Rbd(rbd) => rbd.remove(),
+            #[cfg(feature = "ssh")]
+            OpenedFile::Ssh(ssh) => ssh.remove(),
+            OpenedFile::Over(_, below) => below.remove(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the locks that QEMU and zebu share. An export is locked by its server; files on SSH
+    /// servers cannot be locked.
     ///
     /// # Errors
     ///
@@ -208,6 +283,11 @@ impl OpenedFile {
             OpenedFile::Nbd(_) => Ok(()),
             #[cfg(feature = "http")]
             OpenedFile::Object(_) => Ok(()),
+            // A writer has the exclusive lock of Ceph, if the image has that feature.
+            #[cfg(feature = "rbd")]
+            OpenedFile::Rbd(_) => Ok(()),
+            #[cfg(feature = "ssh")]
+            OpenedFile::Ssh(_) => Ok(()),
             OpenedFile::Null(_) | OpenedFile::Image(_) => Ok(()),
         }
     }
@@ -228,6 +308,17 @@ impl OpenedFile {
             }
             #[cfg(feature = "http")]
             (OpenedFile::Object(_), _) => Some(Identity::Object(spec.path.display().to_string())),
+            #[cfg(feature = "rbd")]
+            (OpenedFile::Rbd(_), FileDriver::Rbd(rbd)) => Some(Identity::Rbd(
+                rbd.pool.clone(),
+                rbd.namespace.clone(),
+                rbd.image.clone(),
+                rbd.snapshot.clone(),
+            )),
+            #[cfg(feature = "ssh")]
+            (OpenedFile::Ssh(_), FileDriver::Ssh(ssh)) => {
+                Some(Identity::Ssh(ssh.host.clone(), ssh.port, ssh.path.clone()))
+            }
             (OpenedFile::Over(_, below), FileDriver::Blkdebug(debug)) => {
                 below.identity(&debug.image)?
             }
@@ -247,6 +338,10 @@ impl OpenedFile {
                 .map(|identity| Identity::Inside(Box::new(identity))),
             #[cfg(feature = "nbd")]
             (OpenedFile::Nbd(_), _) => None,
+            #[cfg(feature = "rbd")]
+            (OpenedFile::Rbd(_), _) => None,
+            #[cfg(feature = "ssh")]
+            (OpenedFile::Ssh(_), _) => None,
             (OpenedFile::Null(_) | OpenedFile::Over(..), _) => None,
         })
     }
@@ -344,6 +439,49 @@ impl NbdSpec {
             connections: self.connections.unwrap_or(default.connections),
             ..default
         })
+    }
+}
+
+#[cfg(feature = "rbd")]
+impl RbdSpec {
+    fn options(&self, how: OpenFile, objects: &Objects) -> Result<RbdOptions> {
+        if how.write && self.snapshot.is_some() {
+            return Err(Error::Refused("a snapshot is only read".into()));
+        }
+        let key = self.key.as_ref().map(|id| objects.secret(id));
+        Ok(RbdOptions {
+            pool: self.pool.clone(),
+            namespace: self.namespace.clone(),
+            image: self.image.clone(),
+            snapshot: self.snapshot.clone(),
+            conf: self.conf.clone(),
+            user: self.user.clone(),
+            key: key.transpose()?,
+            set: self.set.clone(),
+            name: self.name().into(),
+            write: how.write,
+            create: how.create,
+            cache: how.cache,
+        })
+    }
+}
+
+#[cfg(feature = "ssh")]
+impl SshSpec {
+    fn options(&self, how: OpenFile) -> SshOptions {
+        SshOptions {
+            server: SshServer {
+                host: self.host.clone(),
+                port: self.port,
+                user: self.user.clone(),
+            },
+            path: self.path.clone(),
+            host_key: self.host_key.clone(),
+            name: self.name(),
+            write: how.write,
+            create: how.create,
+            cache: how.cache,
+        }
     }
 }
 

@@ -20,6 +20,10 @@ pub(super) fn is_protocol(name: &str) -> bool {
         "gs",
         #[cfg(feature = "object-store")]
         "az",
+        #[cfg(feature = "rbd")]
+        "rbd",
+        #[cfg(feature = "ssh")]
+        "ssh",
     ];
     NAMES.contains(&name)
 }
@@ -48,9 +52,11 @@ const LACKING: &[&str] = &[
     "nvme-io_uring",
     "preallocate",
     "quorum",
+    #[cfg(not(feature = "rbd"))]
     "rbd",
     "replication",
     "snapshot-access",
+    #[cfg(not(feature = "ssh"))]
     "ssh",
     "throttle",
     "virtio-blk-vfio-pci",

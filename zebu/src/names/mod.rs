@@ -20,11 +20,16 @@ mod options;
 mod parse;
 mod path;
 mod quote;
+#[cfg(feature = "rbd")]
+mod rbd;
 mod shown;
 mod source;
+#[cfg(feature = "ssh")]
+mod ssh;
 #[cfg(feature = "object-store")]
 mod store;
 mod text;
+mod uri;
 
 pub use path::protocol;
 pub use quote::json_string;

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use super::path::after_protocol;
 use super::quote::json_string;
+use super::uri::{INVALID, Query, decoded, host_and_port, without_brackets};
 use crate::block::{NbdSpec, NbdTls, OptionSet, OptionValue};
 use crate::nbd::{DEFAULT_PORT, MAX_STRING};
 use crate::storage::nbd::{NbdServer, uri as uri_of};
 use crate::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
-const INVALID: &str = "No valid URL specified";
 /// The largest value of `connections`.
 const MOST_CONNECTIONS: u64 = 64;
 
@@ -225,11 +225,6 @@ fn old_name(rest: &OsStr) -> Result<NbdSpec, String> {
     NbdSpec::new(server, export.into())
 }
 
-fn without_brackets(host: &str) -> &str {
-    let inside = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-    inside.unwrap_or(host)
-}
-
 /// A URI of the NBD project's specification.
 fn uri(name: &str) -> Result<NbdSpec, String> {
     let (scheme, rest) = name.split_once(':').ok_or(INVALID)?;
@@ -293,15 +288,7 @@ fn uri(name: &str) -> Result<NbdSpec, String> {
 
 /// `HOST[:PORT]`
 fn tcp(address: &str) -> Result<NbdServer, String> {
-    let (host, port) = match address.rsplit_once(':') {
-        // Not a colon inside an address in brackets.
-        Some((host, port)) if !port.contains(']') => (host, port),
-        _ => (address, ""),
-    };
-    if !port.is_empty() && port.parse::<u16>().is_err() {
-        return Err(INVALID.into());
-    }
-    let host = decoded(without_brackets(host))?;
+    let (host, port) = host_and_port(address)?;
     Ok(NbdServer::Tcp {
         host: match host.is_empty() {
             true => "localhost".into(),
@@ -312,46 +299,6 @@ fn tcp(address: &str) -> Result<NbdServer, String> {
             port => port.into(),
         },
     })
-}
-
-/// What follows the question mark.
-struct Query(Vec<(String, String)>);
-
-impl Query {
-    fn parse(text: &str) -> Result<Query, String> {
-        let parts = text.split(['&', ';']).filter(|part| !part.is_empty());
-        let pair = |part: &str| {
-            let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            Ok((decoded(key)?, decoded(value)?))
-        };
-        parts.map(pair).collect::<Result<_, String>>().map(Query)
-    }
-
-    fn take(&mut self, key: &str) -> Option<String> {
-        let place = self.0.iter().position(|(k, _)| k == key)?;
-        Some(self.0.remove(place).1)
-    }
-}
-
-/// With `%XX` as what it means.
-fn decoded(text: &str) -> Result<String, String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        rest = after;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let digits = rest.get(..2).and_then(|d| std::str::from_utf8(d).ok());
-        let byte = digits
-            .filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-            .filter(|byte| *byte != 0);
-        bytes.push(byte.ok_or(INVALID)?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| INVALID.into())
 }
 
 #[cfg(test)]

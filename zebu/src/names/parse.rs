@@ -15,6 +15,10 @@ use super::{blkdebug, json, null};
 use crate::block::HttpSpec;
 #[cfg(feature = "nbd")]
 use crate::block::NbdSpec;
+#[cfg(feature = "rbd")]
+use crate::block::RbdSpec;
+#[cfg(feature = "ssh")]
+use crate::block::SshSpec;
 use crate::block::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, FileDriver, FileOptions, FileSpec,
     Format, ImageSpec, Locking, OptionSet, OptionValue, Qcow2Options, RawOptions, VpcOptions,
@@ -238,6 +242,10 @@ pub(super) fn file(
         Some("gs") => stored_object(StoreKind::Google, options, name),
         #[cfg(feature = "object-store")]
         Some("az") => stored_object(StoreKind::Azure, options, name),
+        #[cfg(feature = "rbd")]
+        Some("rbd") => rbd_image(options, name),
+        #[cfg(feature = "ssh")]
+        Some("ssh") => ssh_file(options, name),
         Some(protocol) if driver.is_none() => Err(format!("Unknown protocol '{protocol}'")),
         Some(driver) => match driver.parse() {
             Ok(format) => image_file(format, options, name, depth),
@@ -339,6 +347,18 @@ fn stored_object(
 ) -> Result<FileSpec, String> {
     let spec = Box::new(StoreSpec::take(&mut options, kind, name)?);
     other(spec.name().to_owned(), FileDriver::Store(spec), options)
+}
+
+#[cfg(feature = "rbd")]
+fn rbd_image(mut options: OptionSet, name: Option<&OsStr>) -> Result<FileSpec, String> {
+    let spec = Box::new(RbdSpec::take(&mut options, name)?);
+    other(spec.name().to_owned(), FileDriver::Rbd(spec), options)
+}
+
+#[cfg(feature = "ssh")]
+fn ssh_file(mut options: OptionSet, name: Option<&OsStr>) -> Result<FileSpec, String> {
+    let spec = Box::new(SshSpec::take(&mut options, name)?);
+    other(spec.name(), FileDriver::Ssh(spec), options)
 }
 
 fn null_file(

@@ -9,6 +9,8 @@ use super::null;
 use super::quote::json_string;
 #[cfg(feature = "http")]
 use crate::block::HttpSpec;
+#[cfg(feature = "ssh")]
+use crate::block::SshSpec;
 use crate::block::{
     BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec, VhdSize,
 };
@@ -22,6 +24,16 @@ impl FileSpec {
             FileDriver::Image(image) => image.plain_name(),
             #[cfg(feature = "http")]
             FileDriver::Http(http) => http.plain_name(),
+            // QEMU has no plain name for it.
+            #[cfg(feature = "rbd")]
+            FileDriver::Rbd(_) => None,
+            // The name would be that of another file.
+            #[cfg(feature = "ssh")]
+            FileDriver::Ssh(ssh)
+                if !ssh.path.starts_with('/') || ssh.path.contains(['%', '?', '#']) =>
+            {
+                None
+            }
             _ => Some(self.name().to_owned()),
         }
     }
@@ -47,6 +59,10 @@ impl FileSpec {
             }
             #[cfg(feature = "http")]
             FileDriver::Http(http) => return object(http.shown.clone()),
+            #[cfg(feature = "rbd")]
+            FileDriver::Rbd(rbd) => return object(rbd.shown.clone()),
+            #[cfg(feature = "ssh")]
+            FileDriver::Ssh(ssh) => return ssh.json(),
             FileDriver::Null(null) => return object(null.shown.clone()),
             FileDriver::Blkdebug(debug) => return object(debug.members()),
             FileDriver::Image(image) => return image.json(None),
@@ -76,6 +92,27 @@ impl HttpSpec {
             && self.authorities.is_none()
             && others.iter().all(|other| other.is_none());
         is_plain.then(|| self.name().into())
+    }
+}
+
+#[cfg(feature = "ssh")]
+impl SshSpec {
+    fn json(&self) -> String {
+        let [host, port] = match self.is_old {
+            true => ["host", "port"],
+            false => ["server.host", "server.port"],
+        };
+        let members = [
+            (host, Some(self.host.clone())),
+            (port, self.port.map(|port| port.to_string())),
+            ("host_key_check", self.host_key.name()),
+            ("driver", Some("ssh".into())),
+            ("path", Some(self.path.clone())),
+            ("user", self.user.clone()),
+        ];
+        let given = members.into_iter();
+        let given = given.filter_map(|(k, v)| Some((k.into(), json_string(v?.as_bytes()))));
+        object(given.collect())
     }
 }
 
@@ -127,6 +164,15 @@ fn object(mut members: Vec<(String, String)>) -> String {
         "url",
         "cookie-secret",
         "proxy-username",
+        "pool",
+        "image",
+        "conf",
+        "snapshot",
+        "port",
+        "host",
+        "server.host",
+        "server.port",
+        "host_key_check",
         "driver",
         "proxy-password-secret",
         "username",

@@ -1,4 +1,4 @@
-//! Bytes at offsets: files, memory, exports of NBD servers; queues and engines.
+//! Bytes at offsets: files, memory, what is on other machines; queues and engines.
 //!
 //! A [`Storage`] holds bytes. A [`Queue`] drives the operations of a thread, any number in flight.
 //! Everything above this module moves bytes by [`read()`], [`write()`] and the other functions
@@ -25,10 +25,14 @@ pub(crate) mod object;
 mod patched;
 pub(crate) mod polling;
 mod queue;
+#[cfg(feature = "rbd")]
+pub(crate) mod rbd;
 mod ready;
 pub(crate) mod request_pool;
 pub(crate) mod secret;
 mod slab;
+#[cfg(feature = "ssh")]
+pub(crate) mod ssh;
 mod window;
 mod writings;
 mod zero;

@@ -78,7 +78,7 @@ impl Report {
             true => FileReport::below(&layer.spec.file, file)?,
             false => Some(FileReport::of("file", &layer.spec.file, file)?),
         });
-        let is_remote = layer.spec.file.nbd().is_some() || layer.spec.file.is_object();
+        let is_remote = layer.spec.file.is_remote();
         // Of a server's bytes it is not known.
         let is_known = (!is_remote || layer.as_raw().is_none())
             && layer.as_vmdk().is_none_or(Vmdk::is_uniform);
@@ -171,7 +171,7 @@ impl FileReport {
             },
             length: file.len()?.next_multiple_of(512),
             disk_size: file.allocated().ok(),
-            is_remote: spec.nbd().is_some() || spec.is_object(),
+            is_remote: spec.is_remote(),
             role: role.into(),
             below: FileReport::below(spec, file)?.map(Box::new),
         })

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use zebu::block::Device;
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
-use zebu::names::{Source, first_item};
+use zebu::names::{Source, first_item, protocol};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
-use crate::file_name::as_value;
+use crate::file_name::{as_value, is_remote};
 use crate::{open, untrusted};
 
 /// The directory of temporary images, without `TMPDIR`. They may be large, and `/tmp` is often
@@ -101,17 +101,9 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
 
 /// A name that means the same from any directory.
 fn absolute(name: &OsStr) -> OsString {
-    let is_path = ![
-        "json:",
-        "file:",
-        "host_device:",
-        "nbd:",
-        "nbd+",
-        "nbds:",
-        "nbds+",
-    ]
-    .iter()
-    .any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));
+    let is_path = protocol(name).is_none_or(|protocol| {
+        !is_remote(&protocol) && !["json", "file", "host_device"].contains(&&*protocol)
+    });
     match std::path::absolute(Path::new(name)) {
         Ok(path) if is_path => path.into_os_string(),
         _ => name.to_owned(),
@@ -154,6 +146,7 @@ mod tests {
         assert!(absolute("x:y").ends_with("/x:y") && absolute("x").starts_with('/'));
         assert_eq!(absolute("json:{}"), "json:{}");
         assert_eq!(absolute("/a/b"), "/a/b");
+        assert_eq!(absolute("https://h/x"), "https://h/x");
         assert_eq!(absolute("nbd+unix://?socket=a"), "nbd+unix://?socket=a");
     }
 }

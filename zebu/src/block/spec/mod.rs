@@ -8,8 +8,10 @@ mod nbd;
 mod null;
 mod option_set;
 mod options;
+mod rbd;
 #[cfg(feature = "http")]
 mod remote;
+mod ssh;
 #[cfg(feature = "object-store")]
 mod store;
 
@@ -27,8 +29,12 @@ pub use options::{
     CommonOptions, DetectZeroes, FileOptions, ImageOptions, Locking, NATIVE_NEEDS_DIRECT,
     OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
+#[cfg(feature = "rbd")]
+pub use rbd::RbdSpec;
 #[cfg(feature = "http")]
 pub use remote::RemoteOptions;
+#[cfg(feature = "ssh")]
+pub use ssh::SshSpec;
 #[cfg(feature = "object-store")]
 pub use store::StoreSpec;
 
@@ -120,6 +126,12 @@ pub enum FileDriver {
     /// An object in an object store (`s3`, `gs`, `az`).
     #[cfg(feature = "object-store")]
     Store(Box<StoreSpec>),
+    /// An image in a Ceph cluster (`rbd`).
+    #[cfg(feature = "rbd")]
+    Rbd(Box<RbdSpec>),
+    /// A file on an SSH server (`ssh`).
+    #[cfg(feature = "ssh")]
+    Ssh(Box<SshSpec>),
     /// A file that stores nothing (`null-co`, `null-aio`).
     Null(NullSpec),
     /// A file that injects errors (`blkdebug`).
@@ -198,6 +210,17 @@ impl FileSpec {
         }
     }
 
+    /// Whether it is on another machine, so that only its content is known of it.
+    pub fn is_remote(&self) -> bool {
+        match self.driver {
+            #[cfg(feature = "nbd")]
+            FileDriver::Nbd(_) => true,
+            #[cfg(feature = "ssh")]
+            FileDriver::Ssh(_) => true,
+            _ => self.is_object(),
+        }
+    }
+
     /// The local file or the export that holds these bytes in the end.
     pub fn bottom(&self) -> &FileSpec {
         match &self.driver {
@@ -210,6 +233,10 @@ impl FileSpec {
     /// The file `path`, relative to the folder of this one.
     pub(crate) fn beside(&self, path: &OsStr) -> Result<FileSpec> {
         let own = self.bottom();
+        #[cfg(feature = "ssh")]
+        if let FileDriver::Ssh(ssh) = &own.driver {
+            return ssh.beside(path);
+        }
         let is_path = match own.driver {
             FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom => {
                 true
@@ -260,6 +287,10 @@ impl FileDriver {
             FileDriver::Store(store) => store.kind.name(),
             #[cfg(feature = "nbd")]
             FileDriver::Nbd(_) => "nbd",
+            #[cfg(feature = "rbd")]
+            FileDriver::Rbd(_) => "rbd",
+            #[cfg(feature = "ssh")]
+            FileDriver::Ssh(_) => "ssh",
             FileDriver::Null(null) => null.driver,
             FileDriver::Blkdebug(_) => "blkdebug",
             FileDriver::Image(image) => image.format_name(),

@@ -4,7 +4,6 @@
 mod options;
 
 use std::ffi::OsStr;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -405,7 +404,7 @@ impl NewFile {
         caches: &[CacheMode],
         objects: &Objects,
     ) -> Result<NewFile, String> {
-        let existed = is_export(spec) || spec.path.exists();
+        let existed = spec.path.exists();
         let opened = in_first(caches, |cache| {
             let how = OpenFile::default().write(true).create(true).cache(cache);
             spec.open(how, objects)
@@ -413,8 +412,8 @@ impl NewFile {
         let file = opened.map_err(|e| could_not_create(spec, e))?;
         let new = NewFile {
             storage: file.storage(),
+            existed: file.existed().unwrap_or(existed),
             file,
-            existed,
         };
         new.file.lock(lock).map_err(|e| {
             new.remove_if_new();
@@ -425,10 +424,8 @@ impl NewFile {
 
     /// Removes it, if it is a file at all.
     fn remove(&self) {
-        if !self.storage.is_device() {
-            // Nothing better can be done with it.
-            let _ = fs::remove_file(self.storage.path());
-        }
+        // Nothing better can be done with it.
+        let _ = self.file.remove();
     }
 
     /// Removes it, if it was not there before.
@@ -479,8 +476,9 @@ pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
 }
 
 /// Whether names with this protocol are of another machine.
-fn is_remote(protocol: &str) -> bool {
-    protocol.starts_with("nbd") || ["http", "https", "s3", "gs", "az"].contains(&protocol)
+pub fn is_remote(protocol: &str) -> bool {
+    protocol.starts_with("nbd")
+        || ["http", "https", "s3", "gs", "az", "rbd", "ssh"].contains(&protocol)
 }
 
 /// What follows `file:`, if a name begins with it.

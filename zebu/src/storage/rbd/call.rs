@@ -1,0 +1,106 @@
+//! Asynchronous calls: their memory is their own until the library ends them, so a future that waits
+//! for one may be dropped.
+
+use std::ffi::c_void;
+use std::future::Future;
+use std::pin::Pin;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use super::image::{Image, Open};
+use super::library::{Ceph, Handle};
+
+/// A call that was started: its result, and its memory.
+pub(super) struct Call(Arc<Mutex<State>>);
+
+struct State {
+    ended: Option<(isize, Vec<u8>)>,
+    waker: Option<Waker>,
+}
+
+/// What the library holds of a call.
+struct Held {
+    ceph: &'static Ceph,
+    memory: Vec<u8>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Call {
+    /// Starts a call with this memory: `start` gets the image, the memory and the completion.
+    pub fn start(
+        image: &Image,
+        memory: Vec<u8>,
+        start: impl FnOnce(&Open, *mut u8, Handle) -> i32,
+    ) -> Result<Call, i32> {
+        let open = image.get();
+        let Some(open) = open.as_ref() else {
+            return Err(libc::EBADF);
+        };
+        let rbd = &open.ceph.rbd;
+        let state = Arc::new(Mutex::new(State {
+            ended: None,
+            waker: None,
+        }));
+        let mut held = Box::new(Held {
+            ceph: open.ceph,
+            memory,
+            state: state.clone(),
+        });
+        let pointer = held.memory.as_mut_ptr();
+        let held = Box::into_raw(held);
+        let mut completion = null_mut();
+        // SAFETY: `ended` takes `held`, once.
+        let made = unsafe { (rbd.rbd_aio_create_completion)(held.cast(), ended, &mut completion) };
+        let result = match made < 0 {
+            true => made,
+            false => start(open, pointer, completion),
+        };
+        if result < 0 {
+            // SAFETY: the call has not begun, so nothing else takes them.
+            unsafe {
+                if made >= 0 {
+                    (rbd.rbd_aio_release)(completion);
+                }
+                drop(Box::from_raw(held));
+            }
+            return Err(-result);
+        }
+        Ok(Call(state))
+    }
+}
+
+/// Called by the library when a call has ended.
+extern "C" fn ended(completion: Handle, held: *mut c_void) {
+    // SAFETY: `Call::start` has passed it, for this one call.
+    let held = unsafe { Box::from_raw(held.cast::<Held>()) };
+    let rbd = &held.ceph.rbd;
+    // SAFETY: the completion is that of the call, and not used afterwards.
+    let result = unsafe {
+        let result = (rbd.rbd_aio_get_return_value)(completion);
+        (rbd.rbd_aio_release)(completion);
+        result
+    };
+    let waker = {
+        let mut state = crate::lock(&held.state);
+        state.ended = Some((result, held.memory));
+        state.waker.take()
+    };
+    waker.into_iter().for_each(Waker::wake);
+}
+
+impl Future for Call {
+    type Output = Result<(usize, Vec<u8>), i32>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = crate::lock(&self.0);
+        match state.ended.take() {
+            Some((result, _)) if result < 0 => Poll::Ready(Err(-result as i32)),
+            Some((result, memory)) => Poll::Ready(Ok((result as usize, memory))),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Connecting to a cluster; opening, creating and removing an image.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::ptr::{null, null_mut};
+use std::sync::{RwLock, RwLockReadGuard};
+
+use super::library::{Ceph, Handle, ceph};
+use super::{RbdOptions, refused};
+use crate::storage::StorageExtent;
+use crate::{Error, Result};
+
+/// `RBD_FEATURE_FAST_DIFF`: differences come from the map of objects.
+const FAST_DIFF: u64 = 1 << 4;
+/// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`
+const INVALID: u64 = 3;
+
+/// An open image and its connection.
+#[derive(Debug)]
+pub(super) struct Image {
+    /// None: it is closed. Calls hold the lock for reading. It comes first, since it must be closed
+    /// before the connection ends.
+    open: RwLock<Option<Open>>,
+    pool: Pool,
+    name: CString,
+    /// Bytes of an object.
+    object_size: u64,
+}
+
+/// The handle of an image that is open.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub ceph: &'static Ceph,
+    pub image: Handle,
+}
+
+// SAFETY: the library may be called by any thread.
+unsafe impl Send for Open {}
+// SAFETY: as above.
+unsafe impl Sync for Open {}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // SAFETY: it is open, and no call that has begun uses it any more.
+        unsafe { (self.ceph.rbd.rbd_close)(self.image) };
+    }
+}
+
+/// A connection to a cluster, with one of its pools.
+#[derive(Debug)]
+struct Pool {
+    ceph: &'static Ceph,
+    cluster: Handle,
+    /// Null until it is open.
+    pool: Handle,
+}
+
+// SAFETY: the library may be called by any thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let rados = &self.ceph.rados;
+        // SAFETY: both are valid, and the image is closed.
+        unsafe {
+            if !self.pool.is_null() {
+                (rados.rados_ioctx_destroy)(self.pool);
+            }
+            (rados.rados_shutdown)(self.cluster);
+        }
+    }
+}
+
+fn c_string(text: &[u8]) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::Refused("a name has a zero byte in it".into()))
+}
+
+/// The pointer of a string that may be missing.
+fn pointer(text: &Option<CString>) -> *const c_char {
+    text.as_ref().map_or(null(), |text| text.as_ptr())
+}
+
+/// `Err` with the number of the error, if a call has failed.
+fn check(result: c_int) -> std::result::Result<(), i32> {
+    match result < 0 {
+        true => Err(-result),
+        false => Ok(()),
+    }
+}
+
+impl Pool {
+    fn connect(options: &RbdOptions) -> Result<Pool> {
+        let ceph = ceph()?;
+        let rados = &ceph.rados;
+        let text =
+            |text: &Option<String>| text.as_ref().map(|t| c_string(t.as_bytes())).transpose();
+        let user = text(&options.user)?;
+        let mut cluster = null_mut();
+        // SAFETY: the pointers are valid during the call; so below.
+        check(unsafe { (rados.rados_create)(&mut cluster, pointer(&user)) })
+            .map_err(|e| refused("error initializing", e))?;
+        let mut pool = Pool {
+            ceph,
+            cluster,
+            pool: null_mut(),
+        };
+        let conf = options.conf.as_ref();
+        let conf = conf
+            .map(|conf| c_string(conf.as_os_str().as_bytes()))
+            .transpose()?;
+        // SAFETY: as above.
+        let read = check(unsafe { (rados.rados_conf_read_file)(cluster, pointer(&conf)) });
+        if let (Err(errno), Some(conf)) = (read, &options.conf) {
+            let what = format!("error reading conf file {}", conf.display());
+            return Err(refused(&what, errno));
+        }
+        let key = options.key.as_ref().map(|key| ("key", key.reveal()));
+        let set = options.set.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+        for (option, value) in set.chain(key) {
+            let (c_option, value) = (c_string(option.as_bytes())?, c_string(value.as_bytes())?);
+            // SAFETY: as above.
+            check(unsafe { (rados.rados_conf_set)(cluster, c_option.as_ptr(), value.as_ptr()) })
+                .map_err(|e| refused(&format!("invalid conf option {option}"), e))?;
+        }
+        // SAFETY: as above.
+        check(unsafe { (rados.rados_connect)(cluster) })
+            .map_err(|e| refused("error connecting", e))?;
+        let name = c_string(options.pool.as_bytes())?;
+        // SAFETY: as above.
+        check(unsafe { (rados.rados_ioctx_create)(cluster, name.as_ptr(), &mut pool.pool) })
+            .map_err(|e| refused(&format!("error opening pool {}", options.pool), e))?;
+        let namespace = c_string(options.namespace.as_bytes())?;
+        // SAFETY: as above.
+        unsafe { (rados.rados_ioctx_set_namespace)(pool.pool, namespace.as_ptr()) };
+        Ok(pool)
+    }
+}
+
+impl Image {
+    /// Connects, creates the image if that is wanted, and opens it.
+    pub fn open(options: &RbdOptions) -> Result<Image> {
+        let pool = Pool::connect(options)?;
+        let (ceph, rbd) = (pool.ceph, &pool.ceph.rbd);
+        let name = c_string(options.image.as_bytes())?;
+        if options.create {
+            // The cluster's default size of objects.
+            let mut order = 0;
+            // SAFETY: the pointers are valid during the call; so below.
+            check(unsafe { (rbd.rbd_create)(pool.pool, name.as_ptr(), 0, &mut order) })
+                .map_err(|e| refused("error rbd create", e))?;
+        }
+        let snapshot = options.snapshot.as_ref();
+        let snapshot = snapshot.map(|s| c_string(s.as_bytes())).transpose()?;
+        let open = match options.write {
+            true => rbd.rbd_open,
+            false => rbd.rbd_open_read_only,
+        };
+        let mut image = null_mut();
+        // SAFETY: as above.
+        check(unsafe { open(pool.pool, name.as_ptr(), &mut image, pointer(&snapshot)) })
+            .map_err(|e| refused(&format!("error reading header from {}", options.image), e))?;
+        let open = Open { ceph, image };
+        // `rbd_image_info_t` has 160 bytes, of which the second word is the size of objects.
+        let mut info = [0u64; 32];
+        let size = size_of_val(&info);
+        // SAFETY: as above; the structure has room there.
+        check(unsafe { (rbd.rbd_stat)(image, info.as_mut_ptr().cast(), size) })
+            .map_err(|e| refused("error getting image info", e))?;
+        Ok(Image {
+            pool,
+            name,
+            open: RwLock::new(Some(open)),
+            object_size: info[1].max(1),
+        })
+    }
+
+    /// The open image, for calls.
+    pub fn get(&self) -> RwLockReadGuard<'_, Option<Open>> {
+        self.open.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn call<T>(
+        &self,
+        call: impl FnOnce(&Open) -> std::result::Result<T, i32>,
+    ) -> std::result::Result<T, i32> {
+        self.get().as_ref().map_or(Err(libc::EBADF), call)
+    }
+
+    /// The size in bytes, as the library knows it at this moment.
+    pub fn size(&self) -> std::result::Result<u64, i32> {
+        self.call(|open| {
+            let mut size = 0;
+            // SAFETY: the image is open; so below.
+            check(unsafe { (open.ceph.rbd.rbd_get_size)(open.image, &mut size) })?;
+            Ok(size)
+        })
+    }
+
+    /// Changes the size. Blocks.
+    pub fn resize(&self, size: u64) -> std::result::Result<(), i32> {
+        self.call(|open| {
+            // SAFETY: as in `size`.
+            check(unsafe { (open.ceph.rbd.rbd_resize)(open.image, size) })
+        })
+    }
+
+    /// Makes it so long, if it is shorter. Blocks.
+    pub fn grow(&self, size: u64) -> std::result::Result<(), i32> {
+        match self.size()? < size {
+            true => self.resize(size),
+            false => Ok(()),
+        }
+    }
+
+    /// Closes and removes it. Blocks.
+    pub fn remove(&self) -> std::result::Result<(), i32> {
+        let open = self.open.write().unwrap_or_else(|e| e.into_inner()).take();
+        drop(open);
+        // SAFETY: the pool is open, and the name valid during the call.
+        check(unsafe { (self.pool.ceph.rbd.rbd_remove)(self.pool.pool, self.name.as_ptr()) })
+    }
+
+    /// What is at `offset`, which is inside the image, by the map of objects; None: there is no
+    /// valid one. May block.
+    pub fn extent(&self, offset: u64) -> std::result::Result<Option<StorageExtent>, i32> {
+        self.call(|open| {
+            let rbd = &open.ceph.rbd;
+            let (mut features, mut flags, mut size) = (0, 0, 0);
+            // SAFETY: as in `size`.
+            unsafe {
+                check((rbd.rbd_get_features)(open.image, &mut features))?;
+                check((rbd.rbd_get_flags)(open.image, &mut flags))?;
+                check((rbd.rbd_get_size)(open.image, &mut size))?;
+            }
+            if features & FAST_DIFF == 0 || flags & INVALID != 0 || offset >= size {
+                return Ok(None);
+            }
+            // The library wants whole objects.
+            let start = offset - offset % self.object_size;
+            let mut found = Found {
+                start,
+                end: start,
+                is_data: None,
+            };
+            let found_pointer: *mut c_void = (&raw mut found).cast();
+            // SAFETY: the image is open, and `found` lives during the call.
+            let result = unsafe {
+                (rbd.rbd_diff_iterate2)(
+                    open.image,
+                    null(),
+                    start,
+                    size - start,
+                    // With the images that it was cloned from.
+                    1,
+                    1,
+                    each,
+                    found_pointer,
+                )
+            };
+            if result < 0 && result != STOP {
+                return Err(-result);
+            }
+            let is_data = found.is_data == Some(true);
+            let end = match is_data || result == STOP {
+                true => found.end.min(size),
+                // Nothing but holes up to the end.
+                false => size,
+            };
+            let length = end.saturating_sub(offset).max(1);
+            Ok(Some(StorageExtent {
+                zero: !is_data,
+                allocated: is_data,
+                length,
+            }))
+        })
+    }
+}
+
+/// The first extent of a difference.
+struct Found {
+    start: u64,
+    /// Where it ends, as far as is known.
+    end: u64,
+    /// None: nothing was reported yet.
+    is_data: Option<bool>,
+}
+
+/// What ends a difference: no error that the library has.
+const STOP: c_int = -9000;
+
+/// Takes the extents that have data (or, after a discard, have none) in order, until the first one
+/// ends.
+extern "C" fn each(offset: u64, length: usize, exists: c_int, found: *mut c_void) -> c_int {
+    // SAFETY: `Image::extent` has passed it.
+    let found = unsafe { &mut *found.cast::<Found>() };
+    let has_data = exists != 0;
+    let end = offset + length as u64;
+    if found.is_data.is_none() {
+        // What is not reported is a hole.
+        found.is_data = Some(has_data && offset == found.start);
+        found.end = found.start;
+    }
+    match found.is_data {
+        Some(true) if !has_data || offset != found.end => STOP,
+        Some(true) => {
+            found.end = end;
+            0
+        }
+        _ if has_data => {
+            found.end = offset;
+            STOP
+        }
+        _ => {
+            found.end = end;
+            0
+        }
+    }
+}

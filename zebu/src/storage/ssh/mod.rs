@@ -1,0 +1,127 @@
+//! A file on an SSH server as a storage.
+//!
+//! The program `ssh` makes the connection, by the user's own configuration, agent, keys and known
+//! hosts; the bytes that pass through its pipes are those of the SSH File Transfer Protocol,
+//! version 3 (draft-ietf-secsh-filexfer-02), which servers call `sftp`. A server executes the
+//! requests for one file as if one came after the other (section 4.1), so those that overlap need
+//! no waits here.
+//!
+//! A thread writes to the program and another one reads from it. The tasks of queues wait for
+//! replies and copy from them.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `options.rs` | server, file, check of the host key |
+//! | `program.rs` | the program `ssh` |
+//! | `packet.rs` | the bytes of requests and replies |
+//! | `connection.rs` | opening: one request after the other |
+//! | `client.rs` | requests in flight |
+//! | `threads.rs` | writing, reading, lost connections |
+//! | `operation.rs` | the requests of each operation |
+
+mod client;
+mod connection;
+mod failure;
+mod operation;
+mod options;
+mod packet;
+mod program;
+mod threads;
+
+use std::io;
+use std::sync::Arc;
+
+use super::{Iov, OpKind, Properties, Queue, Started, Storage};
+use crate::{Error, Result};
+use client::Client;
+use connection::Connection;
+pub use options::{HashKind, HostKeyCheck};
+pub(crate) use options::{SshOptions, SshServer};
+
+/// An open file.
+#[derive(Debug)]
+pub struct Ssh {
+    client: Arc<Client>,
+    properties: Properties,
+    was_created: bool,
+}
+
+impl Ssh {
+    /// Connects and opens the file. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if there is no connection, or the server refuses the file.
+    pub(crate) fn open(options: SshOptions) -> Result<Ssh> {
+        let refused = |error: failure::SshError| Error::Refused(error.what);
+        let connection = Connection::open(&options).map_err(refused)?;
+        let was_created = connection.file.was_created;
+        let properties = Properties {
+            path: options.name.clone(),
+            cache: options.cache,
+            is_remote: true,
+            ..Properties::PLAIN
+        };
+        Ok(Ssh {
+            client: threads::start(options, connection)?,
+            properties,
+            was_created,
+        })
+    }
+
+    /// As [`Ssh::open`] without blocking: another thread connects.
+    ///
+    /// # Errors
+    /// Those of [`Ssh::open`], and of starting a thread.
+    pub(crate) async fn open_async(options: SshOptions) -> Result<Ssh> {
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        let thread = std::thread::Builder::new().name("ssh-connect".into());
+        thread.spawn(move || {
+            // If the future was dropped, the connection is closed.
+            let _ = sender.send(Ssh::open(options));
+        })?;
+        let gone = |_| io::Error::other("the connecting thread has panicked");
+        receiver.await.map_err(gone)?
+    }
+
+    /// Whether it was not there before it was opened.
+    pub(crate) fn was_created(&self) -> bool {
+        self.was_created
+    }
+
+    /// Removes the file from its folder. Blocks.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        operation::remove(&self.client)
+    }
+}
+
+// SAFETY: the memory of an operation is used only while it is started and while its future is
+// polled.
+#[allow(unsafe_code)]
+unsafe impl Storage for Ssh {
+    unsafe fn start(
+        &self,
+        _queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        operation::start(&self.client, kind, offset, length, memory)
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.client.length())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        // The protocol cannot tell.
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
