@@ -94,7 +94,7 @@ def test_jobs(path: Path, noise: bytes) -> None:
         assert (await zebu.aio.check(target)).ok
 
         slow = asyncio.ensure_future(
-            zebu.aio.convert(path, target, format="qcow2", rate=MIB // 2)
+            zebu.aio.convert(path, target, format="qcow2", rate=2 * MIB)
         )
         await asyncio.sleep(0.3)
         slow.cancel()
