@@ -80,7 +80,9 @@ def test_a_cancelled_task_disturbs_no_other(path: Path) -> None:
 
 def test_jobs(path: Path, noise: bytes) -> None:
     with zebu.open(path, "r+") as disk:
-        for offset in range(0, 8 * MIB, MIB):
+        # More than the chunks that are in work at once, which a cancelled job finishes.
+        disk.resize(64 * MIB)
+        for offset in range(0, 64 * MIB, MIB):
             disk.pwrite(noise, offset)
     target = path.with_name("target.qcow2")
 
@@ -90,11 +92,11 @@ def test_jobs(path: Path, noise: bytes) -> None:
         await zebu.aio.convert(
             path, target, format="qcow2", progress=lambda done, total: calls.append(done)
         )
-        assert calls[-1] == 8 * MIB
+        assert calls[-1] == 64 * MIB
         assert (await zebu.aio.check(target)).ok
 
         slow = asyncio.ensure_future(
-            zebu.aio.convert(path, target, format="qcow2", rate=2 * MIB)
+            zebu.aio.convert(path, target, format="qcow2", rate=16 * MIB)
         )
         await asyncio.sleep(0.3)
         slow.cancel()
@@ -109,7 +111,7 @@ def test_jobs(path: Path, noise: bytes) -> None:
             raise KeyError("mine")
 
         with pytest.raises(KeyError, match="mine"):
-            await zebu.aio.convert(path, target, format="qcow2", rate=MIB, progress=fail)
+            await zebu.aio.convert(path, target, format="qcow2", rate=16 * MIB, progress=fail)
 
     run(work())
 
