@@ -211,14 +211,7 @@ fn bad_addresses_of_metrics() {
     let socket = lab.path("n.sock");
     let socket = socket.to_str().unwrap();
     for address in ["", "9100", "unix:", "203.0.113.1:1", "unix:/no/such/dir/m"] {
-        let args = [
-            "nbd",
-            "-k",
-            "/tmp/never-made.sock",
-            "--metrics",
-            address,
-            "x.qcow2",
-        ];
+        let args = ["nbd", "-k", socket, "--metrics", address, "x.qcow2"];
         lab.zebu(&args).failed_with_one_line(1, address);
     }
     lab.zebu(&["top", "no.sock"]).failed_with_one_line(1, "top");

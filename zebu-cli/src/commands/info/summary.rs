@@ -115,8 +115,8 @@ impl Summary<'_> {
             }
             self.line("compressed", &text);
         }
-        if self.survey.extents > 0 {
-            let average = size::human(stored / self.survey.extents);
+        if let Some(average) = stored.checked_div(self.survey.extents) {
+            let average = size::human(average);
             let text = format!("{}, {average} on average", self.survey.extents);
             self.line("pieces", &text);
         }

@@ -8,7 +8,7 @@ mod view;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
@@ -265,9 +265,6 @@ fn now() -> f64 {
 /// The next event; None when it is `until`.
 fn wait(events: &Receiver<Event>, until: Instant) -> Option<Event> {
     let rest = until.saturating_duration_since(Instant::now());
-    match events.recv_timeout(rest) {
-        Ok(event) => Some(event),
-        // The senders live as long as their threads.
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-    }
+    // The senders live as long as their threads, so an error is a timeout.
+    events.recv_timeout(rest).ok()
 }

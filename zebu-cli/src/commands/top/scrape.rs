@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -45,7 +44,7 @@ fn unix(path: &std::ffi::OsStr) -> io::Result<UnixStream> {
     // The time limit of connect as well.
     set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(UnixStream::from(OwnedFd::from(socket)))
+    Ok(UnixStream::from(socket))
 }
 
 fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
