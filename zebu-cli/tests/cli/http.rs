@@ -100,7 +100,7 @@ fn reads_run_side_by_side() {
         return;
     }
     let lab = images(64 << 20);
-    let delay = Duration::from_millis(50);
+    let delay = Duration::from_millis(200);
     let web = served(
         &lab,
         "x.qcow2",

@@ -536,7 +536,7 @@ fn nonsense_is_an_error() {
     for (what, script, text) in [
         (
             "a greeting",
-            "echo Welcome to the machine",
+            "echo Welcome to the machine; sleep 1",
             "does not speak SFTP",
         ),
         ("nothing", "exit 3", "exit status: 3"),

@@ -351,7 +351,7 @@ fn info_lists_what_would_be_opened() {
     assert_eq!(info(&["-f", "raw", "backed"])["format-guessed"], false);
     for (name, path) in [
         ("nbd://host/x", serde_json::json!("nbd://host:10809/x")),
-        ("ssh://host/x", serde_json::Value::Null),
+        ("ssh://host/x", serde_json::json!("ssh://host/x")),
     ] {
         lab.qemu_img(&["rebase", "-u", "-b", name, "-F", "raw", "backed"])
             .ok("rebase");
