@@ -57,7 +57,7 @@ fn generate(lab: &Lab, random: &mut Rng) -> bool {
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for_each_seed(5, |lab, random, what| {
+    for_each_seed(2, |lab, random, what| {
         let is_fixed = generate(lab, random);
         let mut subject = Subject::new(lab, "x.vhd", "vpc");
         subject.given = is_fixed || random.one_in(2);
@@ -238,7 +238,7 @@ fn utf16_le(text: &str) -> Vec<u8> {
 
 #[test]
 fn dynamic_images_with_any_block_size() {
-    for_each_seed(4, |lab, random, what| {
+    for_each_seed(2, |lab, random, what| {
         let image = vhd(false, random);
         fs::write(
             lab.path("x.vhd"),
@@ -259,7 +259,7 @@ fn differencing_images_are_read_over_their_parents() {
     if beyond_qemu("it ignores the parent") {
         return;
     }
-    for_each_seed(5, |lab, random, what| {
+    for_each_seed(2, |lab, random, what| {
         let base = vhd(false, random);
         let mut content = base.content(None);
         fs::write(
@@ -351,7 +351,7 @@ fn damaged_differencing_images_are_read_in_order_or_refused() {
     let mut random = Rng::new(3);
     let create = ["create", "-q", "-f", "vpc", "0.vhd", "8M"];
     lab.qemu_img(&create).ok("create");
-    for case in 0..150 {
+    for case in 0..75 {
         let mut image = vhd(true, &mut random);
         image.locators = vec![(*b"W2ru", utf16_le("0.vhd"))];
         let mut bytes = image.build(&mut |n| random.below(n)).bytes;
