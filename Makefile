@@ -48,6 +48,7 @@ stores:
 	sh scripts/stores.sh
 
 bindings:
+	ZEBU_VALGRIND=1 cargo test -p zebu-capi
 	sh scripts/test-go.sh
 	sh scripts/test-python.sh
 	sh scripts/test-vmm.sh

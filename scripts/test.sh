@@ -15,7 +15,7 @@ cargo test --workspace --no-run --quiet &
 build=$!
 sh scripts/install-deps.sh mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
-    nginx sshd qemu-system-x86_64 busybox cpio flock xz python3-libnbd valgrind groff mandoc zsh fish
+    nginx sshd qemu-system-x86_64 busybox cpio flock xz python3-libnbd groff mandoc zsh fish
 # The judge is the newest QEMU, where it can be had; the older one of the
 # distribution says a little less, and the tests allow for that.
 if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
