@@ -1,10 +1,11 @@
 //! An OpenSSH server with keys and a configuration of its own, on the loopback interface.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::server::wait_until;
 use super::{Answer, Lab, Limits, program};
@@ -20,6 +21,18 @@ pub struct Sshd {
     user: String,
 }
 
+/// A port that is free. It is none that the system gives to clients and to the servers of other
+/// tests, which would take it before sshd does.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = (std::process::id() % 10_000) as u16;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let mut ports = std::iter::repeat_with(|| {
+        20_000 + first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000
+    });
+    ports.find(is_free).expect("a port")
+}
+
 impl Sshd {
     /// Starts one with its files in the lab. `subsystem` is what serves SFTP. The program `ssh` that
     /// zebu calls in this lab has a `Host far`, which is the server, and knows its key.
@@ -27,8 +40,7 @@ impl Sshd {
     /// # Panics
     /// If there is none (Debian: openssh-server).
     pub fn start(lab: &Lab, subsystem: &str) -> Sshd {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = port.local_addr().unwrap().port();
+        let port = free_port();
         let folder = lab.path("ssh");
         let at = |name: &str| folder.join(name).display().to_string();
         fs::create_dir_all(&folder).unwrap();
@@ -73,7 +85,7 @@ impl Sshd {
         wait_until("sshd listens", || {
             let log = fs::read_to_string(at("log")).unwrap();
             assert!(child.try_wait().unwrap().is_none(), "sshd: {log}");
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
+            log.contains("Server listening on")
         });
         let user = Command::new("id").arg("-un").output().unwrap().stdout;
         let user = String::from_utf8(user).unwrap();
