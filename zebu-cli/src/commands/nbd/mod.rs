@@ -110,7 +110,7 @@ fn serve(
         queue: queue_options,
     };
     let exports = images::open(&queue, arguments, clients != 1)?;
-    // Whoever can connect to the server finds them.
+    // Clients of the server find them.
     let metrics = arguments.metrics.start("nbd", &exports)?;
     let names = exports.iter().map(|export| export.options().name.clone());
     let names: Vec<String> = names.collect();

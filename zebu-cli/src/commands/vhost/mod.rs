@@ -48,7 +48,7 @@ fn serve(
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let exports = open(&queue, arguments, wanted)?;
-    // Whoever can connect to the server finds them.
+    // Clients of the server find them.
     let metrics = arguments.metrics.start("vhost-user-blk", &exports)?;
     let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
     let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;

@@ -28,7 +28,7 @@ impl Worker {
     {
         let (sender, receiver) = oneshot::channel();
         let job = Box::new(move || {
-            // If the future was dropped, nobody receives it.
+            // An error: the future was dropped.
             let _ = sender.send(job());
         });
         // If the thread has ended, the receiver notices.

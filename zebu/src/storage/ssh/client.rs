@@ -104,7 +104,7 @@ struct Slot {
     /// None: it is made when it is sent, or it is sent.
     packet: Option<Packet>,
     is_sent: bool,
-    /// Nobody waits for it any more.
+    /// Its future was dropped.
     is_abandoned: bool,
     outcome: Option<Outcome>,
     waker: Option<Waker>,

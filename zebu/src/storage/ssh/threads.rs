@@ -121,7 +121,7 @@ impl Reading {
     }
 }
 
-/// Connects again. None: requests fail, or there is nobody any more who needs the connection.
+/// Connects again. None: the file was closed, or requests fail from now on.
 fn again(shared: &Shared, mut error: SshError) -> Option<(Program, BufReader<ChildStdout>)> {
     for attempt in 0..ATTEMPTS {
         sleep(PAUSE * 2u32.pow(attempt));
