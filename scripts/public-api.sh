@@ -1,27 +1,29 @@
 #!/bin/sh
-# Compares the public API of the library with docs/public-api.txt, so that a
-# change of it is seen; with --write, writes that file. Warnings of rustdoc are
-# errors.
+# Runs the doc tests, and compares the public API of the library with docs/public-api.txt, so that a
+# change of it is seen; with --write, writes that file. Warnings of rustdoc are errors.
 #
-# rustdoc's JSON, which the API is read from, has a version. Where this
-# toolchain writes another one than the reader knows, nothing is compared.
+# rustdoc's JSON, which the API is read from, has a version. Where this toolchain writes another one than
+# the reader knows, nothing is compared.
 set -eu
 cd "$(dirname "$0")/.."
 known=57
 target=${CARGO_TARGET_DIR:-target}
-RUSTC_BOOTSTRAP=1 cargo rustdoc -p zebu --lib --quiet -- \
-    -Z unstable-options --output-format json -D warnings
-json=$target/doc/zebu.json
+mkdir -p "$target/doc"
+ZEBU_RUSTDOC_JSON=$(cd "$target/doc" && pwd)
+export ZEBU_RUSTDOC_JSON
+RUSTDOC=$PWD/scripts/rustdoc-json.sh cargo test --workspace --doc --quiet
+json=$ZEBU_RUSTDOC_JSON/zebu.json
+found=$ZEBU_RUSTDOC_JSON/public-api.txt
 version=$(grep -o '"format_version":[0-9]*' "$json" | tail -n 1 | cut -d : -f 2)
 if [ "$version" != "$known" ]; then
     echo "public API: skipped: $(rustc --version) writes version $version of rustdoc's JSON, not $known" >&2
     exit 0
 fi
-cargo run --quiet --manifest-path scripts/public-api/Cargo.toml --target-dir "$target/public-api" \
-    -- "$json" > "$target/public-api.txt"
+cargo build --workspace --bin zebu-public-api --quiet
+"$target/debug/zebu-public-api" "$json" > "$found"
 if [ "${1:-}" = --write ]; then
-    cp "$target/public-api.txt" docs/public-api.txt
-elif ! diff -u docs/public-api.txt "$target/public-api.txt"; then
+    cp "$found" docs/public-api.txt
+elif ! diff -u docs/public-api.txt "$found"; then
     echo "The public API differs from docs/public-api.txt." >&2
     echo "If that is meant, run: sh scripts/public-api.sh --write" >&2
     exit 1

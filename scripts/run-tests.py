@@ -8,10 +8,14 @@ binary is printed when it has ended. Arguments are passed on to each binary. The
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+
+# Seconds. A binary that takes longer is killed with what it has started, and has failed.
+LIMIT = 1800
 
 # The longest first.
 FIRST = ["cli", "small_formats", "breaks", "crash", "sessions"]
@@ -40,9 +44,15 @@ def run(binary):
     name, executable, folder, arguments = binary
     start = time.monotonic()
     environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
-    ended = subprocess.run([executable, *arguments], cwd=folder, env=environment,
-                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return name, ended, time.monotonic() - start
+    test = subprocess.Popen([executable, *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        output, _ = test.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(test.pid, signal.SIGKILL)
+        output, _ = test.communicate()
+        output += b"killed: more than %d s\n" % LIMIT
+    return name, test.returncode, output, time.monotonic() - start
 
 
 def main():
@@ -50,12 +60,12 @@ def main():
     failed = []
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as workers:
         for done in as_completed([workers.submit(run, binary) for binary in binaries]):
-            name, ended, seconds = done.result()
+            name, status, output, seconds = done.result()
             print(f"==== {name}, {seconds:.0f} s", flush=True)
-            sys.stdout.buffer.write(ended.stdout)
+            sys.stdout.buffer.write(output)
             sys.stdout.flush()
-            if ended.returncode != 0:
-                failed.append(f"{name} (status {ended.returncode})")
+            if status != 0:
+                failed.append(f"{name} (status {status})")
     if failed:
         sys.exit("failed: " + ", ".join(failed))
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::bitmap::{bitmaps, dirty, listed, ready};
-use crate::common::{Lab, Rng, env_number};
+use crate::common::{Lab, Rng, env_number, part};
 
 /// Where the bitmaps of an image are: directory, its length, and each entry with its table.
 struct Places {
@@ -151,7 +151,7 @@ fn damaged_bitmaps_are_reported_and_removed() {
     if !ready() {
         return;
     }
-    for (what, damage, left) in DAMAGE {
+    for (what, damage, left) in part(2, DAMAGE) {
         let lab = Lab::new();
         lab.make(
             "create a.q 10M; img bitmap --add a.q b0; img bitmap --add -g 4k a.q b1; \
@@ -318,7 +318,7 @@ fn broken_bitmaps_stand_in_no_way() {
     if !ready() {
         return;
     }
-    for (what, damage, status, is_removed) in BROKEN {
+    for (what, damage, status, is_removed) in part(2, BROKEN) {
         let lab = Lab::new();
         // The table of `b0` has five entries.
         lab.make(

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::common::{Answer, Lab, beyond_qemu};
+use crate::common::{Answer, Lab, beyond_qemu, part};
 
 /// A form of a target, and whether a disk of 0 bytes can be opened in it.
 type Form = (&'static str, &'static str, bool);
@@ -88,7 +88,7 @@ fn conversions() {
         return;
     }
     let lab = sources();
-    for (format, options, opens) in FORMS {
+    for (format, options, opens) in part(2, FORMS) {
         let options = match options {
             "" => vec![],
             options => vec!["-o", options],
@@ -120,7 +120,7 @@ fn streams() {
     }
     let lab = sources();
     let stream = "subformat=streamOptimized";
-    for (format, options, opens) in FORMS {
+    for (format, options, opens) in part(2, FORMS) {
         let is_stream = ["raw", "qcow2"].contains(&format) || options == stream;
         if !is_stream || options.contains("data_file") || options.contains("preallocation") {
             continue;
@@ -150,7 +150,7 @@ fn parts_and_appliances() {
         return;
     }
     let lab = sources();
-    for (format, options, opens) in FORMS {
+    for (format, options, opens) in part(2, FORMS) {
         if !options.is_empty() {
             continue;
         }

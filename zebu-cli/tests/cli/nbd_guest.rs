@@ -61,7 +61,7 @@ fn data_synced_by_a_guest_survives_kill() {
     if beyond_qemu("an NBD server") || kernel().is_none() {
         return;
     }
-    for (aio, files) in part(2, [("--aio=io_uring", 40), ("--aio=threads", 10)]) {
+    for (aio, files) in part(2, [("--aio=io_uring", 15), ("--aio=threads", 10)]) {
         let lab = Lab::new();
         lab.make("create x.qcow2 256M");
         let mut server = Server::start(&lab, &["-t", "-e", "4", aio, "x.qcow2"]);

@@ -89,16 +89,16 @@ fn a_guest_survives_kills_of_the_server() {
     // writes are durable.
     let mut server = served(&lab, "--cache=directsync", "x.qcow2");
     let mut guest = start(&lab, "write", None, WRITE);
-    for files in [5, 15, 25] {
+    for files in [5, 10, 15] {
         guest.wait_for(&format!("durable {files}."));
         kill(&mut server);
         server = served(&lab, "--cache=directsync", "x.qcow2");
     }
-    guest.wait_for("durable 35.");
+    guest.wait_for("durable 20.");
     kill(&mut server);
     // Server and guest are killed: data that were not flushed may be lost.
     server = served(&lab, "--cache=none", "x.qcow2");
-    guest.wait_for("durable 50.");
+    guest.wait_for("durable 28.");
     server.signal("KILL");
     let said = guest.console();
     drop(guest);

@@ -46,7 +46,7 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
 /// The failure by which a broken rule was detected; None: it was not.
 fn detected(rule: Rule) -> Option<String> {
     let effort = Effort {
-        samples: 4,
+        samples: 1,
         more: 4,
         qemu: u64::MAX,
     };

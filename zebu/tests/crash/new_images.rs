@@ -206,7 +206,7 @@ impl Conversion {
 
 /// How many runs of each form.
 fn runs() -> u64 {
-    number("ZEBU_CRASH_STATES").map_or(8, |states| (states / 300).max(8))
+    number("ZEBU_CRASH_STATES").map_or(4, |states| (states / 300).max(4))
 }
 
 #[test]
