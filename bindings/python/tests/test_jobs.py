@@ -81,7 +81,7 @@ def test_ctrl_c_cancels(path: Path, noise: bytes) -> None:
     start = time.monotonic()
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        zebu.convert(path, path.with_name("target"), format="raw", rate=2 * MIB)
+        zebu.convert(path, path.with_name("target"), format="raw", rate=MIB // 4)
     assert time.monotonic() - start < 20
 
 
@@ -167,6 +167,13 @@ def test_convert_refuses(path: Path) -> None:
         zebu.convert(path, target, format="qcow2", options={"backing_file": path})
     with zebu.open(path, "r+"), pytest.raises(zebu.LockedError):
         zebu.convert(path, target, format="raw")
-    with pytest.raises(zebu.Error):
+    zebu.create(target, MIB)
+    with zebu.open(target), pytest.raises(zebu.LockedError):
+        zebu.convert(path, target, format="raw")
+    with zebu.open(target), pytest.raises(zebu.LockedError):
+        zebu.create(target, MIB)
+    with pytest.raises(zebu.LockedError):
         zebu.convert(path, path, format="qcow2")
+    with pytest.raises(zebu.NotFoundError):
+        zebu.create(path.with_name("none") / "x", MIB)
     assert zebu.check(path).ok

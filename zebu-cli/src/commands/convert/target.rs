@@ -303,10 +303,10 @@ impl Wanted<'_> {
     fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
         let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
         let file = file_of(self.name).map_err(Failure::new)?;
-        let failure = |why: String| creation_failure(self.name, format.name(), &why);
+        let failure = |e: zebu::Error| creation_failure(self.name, format.name(), &e.to_string());
         let create = self.create_options(format)?;
         let image = NewImage::to_fill(format, &file.path, self.total, &create);
-        let image = image.map_err(|e| failure(e.to_string()))?;
+        let image = image.map_err(failure)?;
         match &image {
             NewImage::Raw { .. } => {}
             NewImage::Planned(_) => self.check_level(format::Compression::Zlib)?,
@@ -317,9 +317,10 @@ impl Wanted<'_> {
                 }
             }
         }
-        let caches = self.caches(self.writes_are_aligned(&image));
+        let caches = self.caches(self.aligned && image.is_in_blocks());
         let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(failure)?;
-        let others = image.other_files().map_err(failure)?;
+        let others = image.other_files().map_err(zebu::Error::Refused);
+        let others = others.map_err(failure)?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.
         let unread = self.check_not_read(&written);
@@ -384,16 +385,6 @@ impl Wanted<'_> {
             return Ok(create);
         };
         Err(Failure::new(why))
-    }
-
-    /// Whether whole blocks are written, except for metadata.
-    fn writes_are_aligned(&self, image: &NewImage) -> bool {
-        let whole = match image {
-            NewImage::Raw { .. } => true,
-            NewImage::Qcow2(image) => image.cluster_bits >= 12,
-            NewImage::Planned(plan) => plan.alignment() >= 4096,
-        };
-        self.aligned && whole
     }
 
     /// Opens the backing file, if there is one, before existing data are lost. Returns its size.
