@@ -96,6 +96,8 @@ void test_errors(void)
     CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
     code = zebu_create(path("errors"), "qcow2", 512, NULL, &error);
     CHECK(is_error(error, ZEBU_ERROR_LOCKED, code));
+    code = zebu_create(path("x"), "raw", UINT64_MAX, NULL, &error);
+    CHECK(is_error(error, ZEBU_ERROR_REFUSED, code));
     code = zebu_create(path("no such directory/x"), "raw", 512, NULL, &error);
     CHECK(is_error(error, ZEBU_ERROR_NOT_FOUND, code));
     OK(zebu_close(disk, &error));

@@ -130,6 +130,12 @@ void test_jobs(void)
     CHECK(is_error(error, ZEBU_ERROR_NOT_FOUND, -ENOENT));
     CHECK(!zebu_convert(path("source"), path("source"), NULL, &error));
     CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
+    zebu_convert_options options = ZEBU_CONVERT_OPTIONS_INIT;
+    options.target_format = "qcow2";
+    options.flags = ZEBU_CONVERT_COMPRESS;
+    options.level = 99;
+    CHECK(!zebu_convert(path("source"), path("y"), &options, &error));
+    CHECK(is_error(error, ZEBU_ERROR_REFUSED, -ENOTSUP));
     CHECK(!zebu_check(path("source"), NULL, "some", &error));
     CHECK(is_error(error, ZEBU_ERROR_MISUSE, -EINVAL));
 }

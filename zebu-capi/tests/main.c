@@ -76,5 +76,6 @@ int main(int argc, char **argv)
     test_threads();
     test_queues();
     test_jobs();
+    test_stress();
     return 0;
 }

@@ -125,6 +125,7 @@ impl Creation {
     ) -> Result<Begun> {
         let size = source.size();
         let image = NewImage::to_fill(self.format, &self.file.path, size, &self.options)?;
+        image.check_level(compress.and_then(|compress| compress.level))?;
         // Whole blocks are written.
         let is_direct = compress.is_none() && size.is_multiple_of(4096) && image.is_in_blocks();
         let caches: &[CacheMode] = match is_direct {

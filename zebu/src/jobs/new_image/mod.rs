@@ -19,7 +19,7 @@ use crate::error::WithErrno;
 use crate::names::protocol;
 use crate::qcow2::Compression;
 use crate::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
-use crate::{Error, Result, drivers};
+use crate::{Error, Result, codec, drivers};
 
 /// Formats of QEMU that zebu does not create.
 const OTHER_FORMATS: [&str; 5] = ["qcow", "qed", "parallels", "luks", "file"];
@@ -144,6 +144,27 @@ impl NewImage {
         }
     }
 
+    /// Refuses a level that the codec of its compressed data does not have.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn check_level(&self, level: Option<i32>) -> Result<()> {
+        let kind = match self {
+            NewImage::Raw { .. } => return Ok(()),
+            NewImage::Qcow2(image) if image.compression == Compression::Zstd => {
+                codec::Compression::Zstd
+            }
+            NewImage::Qcow2(_) | NewImage::Planned(_) => codec::Compression::Zlib,
+        };
+        if level.is_none() {
+            return Ok(());
+        }
+        let compressed = codec::Compressor::new().compress(kind, level, &[0; 512], &mut [0; 512]);
+        compressed
+            .map(drop)
+            .map_err(|e| Error::Refused(e.to_string()))
+    }
+
     /// The files that it has besides its own.
     pub fn other_files(&self) -> Result<Vec<FileSpec>, String> {
         match self {
@@ -177,10 +198,9 @@ fn file_preallocation(options: &CreateOptions) -> Result<Preallocation, String> 
 
 fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
     let preallocation = file_preallocation(options)?;
-    let size = size.next_multiple_of(512);
-    if size > i64::MAX as u64 {
-        return Err("Could not resize file: Invalid argument".into());
-    }
+    let size = size.checked_next_multiple_of(512);
+    let size = size.filter(|size| *size <= i64::MAX as u64);
+    let size = size.ok_or("Could not resize file: Invalid argument")?;
     Ok(NewImage::Raw {
         size,
         preallocation,
