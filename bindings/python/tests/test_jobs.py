@@ -77,6 +77,8 @@ def test_ctrl_c_cancels(path: Path, noise: bytes) -> None:
     with zebu.open(path, "r+") as disk:
         for offset in range(0, 8 * MIB, MIB):
             disk.pwrite(noise, offset)
+    # A program in the background ignores it by default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     start = time.monotonic()
     interrupt.start()
