@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"sync"
 	"time"
 )
 
@@ -22,8 +23,13 @@ const interval = 50 * time.Millisecond
 // run waits for the end of a job, and takes its result. It cancels the job at the end of the
 // context.
 func run(ctx context.Context, job *C.zebu_job, progress Progress, result func()) error {
-	// It waits for the job.
-	defer C.zebu_job_free(job)
+	var waiter sync.WaitGroup
+	// Also if progress panics.
+	defer func() {
+		C.zebu_job_cancel(job, nil)
+		waiter.Wait()
+		C.zebu_job_free(job)
+	}()
 	report := func() {
 		var now C.zebu_progress
 		if progress != nil && C.zebu_job_get_progress(job, &now, nil) == 0 {
@@ -31,7 +37,9 @@ func run(ctx context.Context, job *C.zebu_job, progress Progress, result func())
 		}
 	}
 	ended := make(chan error, 1)
+	waiter.Add(1)
 	go func() {
+		defer waiter.Done()
 		var failure *C.zebu_error
 		C.zebu_job_wait(job, &failure)
 		ended <- take(failure)

@@ -203,6 +203,13 @@ func TestJobs(t *testing.T) {
 	if _, err := zebu.Open(target, nil); err == nil {
 		t.Fatal("an incomplete image has opened")
 	}
+	defer func() {
+		if why := recover(); why != "mine" {
+			t.Fatal(why)
+		}
+	}()
+	slow.Progress = func(done, total uint64) { panic("mine") }
+	t.Fatal(zebu.Convert(ctx, large, target, slow))
 }
 
 // Guards against extents that go-qcow2reader's users do not expect.

@@ -23,14 +23,14 @@
  *
  * BLOCKING. Functions of a device return when the operation has ended. Operations that change the
  * whole device (zebu_resize, snapshots, bitmaps, zebu_close) wait until the requests that were
- * submitted before, in any queue, have ended, and requests that are submitted later wait for them.
+ * started before, in any queue, have ended, and requests that are started later wait for them.
  * A queue with requests in flight must go on being driven (zebu_queue_complete, zebu_queue_wait) or
- * be freed: others may wait for it. While a thread waits in a blocking function, its own queues are
- * driven.
+ * be freed: others may wait for it. While a thread waits in a blocking function or in
+ * zebu_queue_wait, all of its queues are driven.
  *
  * POINTERS. Texts that are given to the library are used only during the call. Structures that the
  * library returns, and the texts in them, are valid until they are freed by the function named with
- * them. Functions that free take NULL, and do nothing then.
+ * them. Functions that free take NULL, and do nothing then. The items of an empty list are NULL.
  *
  * TEXTS. File names are bytes. Messages and texts of images are UTF-8, what is not is replaced;
  * names of snapshots, bitmaps and files are as stored, up to a NUL byte.

@@ -3,10 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::os::fd::AsRawFd;
 use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
 
 use zebu::{EngineKind, Queue, QueueOptions};
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::queue::Inner;
 
 thread_local! {
@@ -37,7 +38,7 @@ pub fn register(queue: &Rc<Inner>) {
 }
 
 /// The queues of this thread with requests in flight.
-fn busy() -> Vec<Rc<Inner>> {
+pub fn busy() -> Vec<Rc<Inner>> {
     MADE.with_borrow(|made| {
         let made = made.iter().filter_map(Weak::upgrade);
         made.filter(|queue| queue.has_requests()).collect()
@@ -57,52 +58,71 @@ where
     if busy.is_empty() {
         return Ok(queue.block_on(future)?);
     }
-    // What was submitted before begins before.
-    for other in &busy {
-        other.queue.turn();
-    }
     let result = Rc::new(Cell::new(None));
     let place = result.clone();
-    drop(queue.spawn(async move { place.set(Some(future.await)) }));
-    let descriptors = [queue.as_raw_fd()].into_iter();
-    let descriptors = descriptors.chain(busy.iter().map(|queue| queue.queue.as_raw_fd()));
-    let descriptors: Vec<_> = descriptors.collect();
-    let result = loop {
-        let mut more = queue.turn();
-        for other in &busy {
-            more |= other.queue.turn();
-        }
-        if let Some(result) = result.take() {
-            break result;
-        }
-        if !more {
-            // After an error it goes round in circles: the request uses the caller's memory until
-            // it has ended.
-            let _ = poll(&descriptors, -1);
-        }
-    };
-    // The caller's event loop waits for what comes, and for the completions that were found.
-    for other in &busy {
-        other.drive();
-        other.signal_completions();
-    }
-    Ok(result?)
+    let task = queue.spawn(async move { place.set(Some(future.await)) });
+    let task = AbortOnDrop(Some(task));
+    let mut ended = None;
+    // Last: what was submitted before begins before.
+    drive(&busy, Some(&queue), None, || {
+        ended = result.take();
+        ended.is_some()
+    });
+    drop(task);
+    busy.iter().for_each(|other| other.signal_completions());
+    Ok(ended.expect("it has ended")?)
 }
 
-/// Waits until one of the descriptors is readable, or for so many milliseconds.
-pub fn poll(descriptors: &[i32], timeout: i32) -> Result<()> {
-    let events = libc::POLLIN;
-    let list = descriptors.iter().map(|fd| libc::pollfd {
-        fd: *fd,
-        events,
+/// Drives these queues until `ended` returns true, or until then. Requests of one may wait for those
+/// of another. Afterwards their descriptors report what comes.
+pub fn drive(
+    made: &[Rc<Inner>],
+    own: Option<&Queue>,
+    until: Option<Instant>,
+    mut ended: impl FnMut() -> bool,
+) {
+    let queues: Vec<&Queue> = made.iter().map(|made| &made.queue).chain(own).collect();
+    // All of them, whatever the first ones say.
+    let turn = || queues.iter().filter(|queue| queue.turn()).count() > 0;
+    loop {
+        let more = turn();
+        if ended() {
+            break;
+        }
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            break;
+        }
+        if !more {
+            poll(&queues, left);
+        }
+    }
+    while turn() {}
+}
+
+/// Waits until one of the queues has something to do, or for so long. After an error it has not
+/// waited: the caller looks again.
+fn poll(queues: &[&Queue], left: Option<Duration>) {
+    let list = queues.iter().map(|queue| libc::pollfd {
+        fd: queue.as_raw_fd(),
+        events: libc::POLLIN,
         revents: 0,
     });
     let mut list: Vec<_> = list.collect();
+    // Rounded up, so that it does not spin at the end.
+    let left = left.map_or(-1, |left| {
+        i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+    });
     // SAFETY: the list has so many elements.
-    let result = unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, timeout) };
-    let error = std::io::Error::last_os_error();
-    match result < 0 && error.kind() != std::io::ErrorKind::Interrupted {
-        true => Err(Failure::from(error)),
-        false => Ok(()),
+    unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, left) };
+}
+
+/// A request that uses the caller's memory, which it must not do after the call, also if a panic
+/// ends that.
+struct AbortOnDrop(Option<zebu::Handle<()>>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(zebu::Handle::abort);
     }
 }

@@ -2,62 +2,19 @@
 
 use std::ffi::{c_int, c_void};
 
-use zebu::{Iov, Zeroing};
-
 use crate::device::{Handle, given};
 use crate::error::{Failure, Out, Result, call_code, call_count};
-use crate::text::check_flags;
+use crate::request::{Request, memory, vector};
 
-const UNMAP: u32 = 1 << 0;
-
-/// The memory of a request: `length` bytes.
-pub fn memory(buffer: *const c_void, length: usize) -> Result<Iov> {
-    if buffer.is_null() && length > 0 {
-        return Err(Failure::null("buffer"));
-    }
-    // SAFETY: the header requires memory that is valid, and unused by others, until the request has
-    // ended.
-    Ok(unsafe { Iov::from_raw(buffer.cast_mut().cast(), length) })
-}
-
-/// The memory of a vectored request.
-pub fn vector(iov: *const libc::iovec, count: c_int) -> Result<Iov> {
-    let count = usize::try_from(count).map_err(|_| Failure::misuse("count is below zero"))?;
-    if count == 0 {
-        return memory(std::ptr::null(), 0);
-    }
-    if iov.is_null() {
-        return Err(Failure::null("iov"));
-    }
-    // SAFETY: the header requires an array of so many elements.
-    let iov = unsafe { std::slice::from_raw_parts(iov, count) };
-    if iov.iter().any(|v| v.iov_base.is_null() && v.iov_len > 0) {
-        return Err(Failure::null("iov_base"));
-    }
-    // SAFETY: as in `memory`.
-    Ok(unsafe { Iov::from_iovecs(iov) })
-}
-
-/// How zeroes are written.
-pub fn zeroing(flags: u32) -> Result<Zeroing> {
-    check_flags(flags, UNMAP)?;
-    Ok(match flags & UNMAP {
-        0 => Zeroing::Keep,
-        _ => Zeroing::Unmap,
-    })
-}
-
-fn read(device: Option<&Handle>, iov: Iov, offset: u64) -> Result<()> {
-    given(device)?.wait(|queue, device| async move {
-        let device = device.enter().await?;
-        device.read(&queue, offset, &iov).await
-    })
-}
-
-fn write(device: Option<&Handle>, iov: Iov, offset: u64) -> Result<()> {
-    given(device)?.wait(|queue, device| async move {
-        let device = device.enter().await?;
-        device.write(&queue, offset, &iov).await
+/// Executes a request, and waits for it.
+fn execute(
+    device: Option<&Handle>,
+    error: Out<'_>,
+    request: impl FnOnce() -> Result<Request>,
+) -> c_int {
+    call_code(error, || {
+        let request = request()?;
+        given(device)?.wait(|queue, device| request.execute(queue, device))
     })
 }
 
@@ -69,7 +26,9 @@ extern "C" fn zebu_read(
     offset: u64,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || read(device, memory(buffer, length)?, offset))
+    execute(device, error, || {
+        Ok(Request::Read(memory(buffer, length)?, offset))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -80,7 +39,9 @@ extern "C" fn zebu_write(
     offset: u64,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || write(device, memory(buffer, length)?, offset))
+    execute(device, error, || {
+        Ok(Request::Write(memory(buffer, length)?, offset))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -91,7 +52,9 @@ extern "C" fn zebu_readv(
     offset: u64,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || read(device, vector(iov, count)?, offset))
+    execute(device, error, || {
+        Ok(Request::Read(vector(iov, count)?, offset))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -102,15 +65,14 @@ extern "C" fn zebu_writev(
     offset: u64,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || write(device, vector(iov, count)?, offset))
+    execute(device, error, || {
+        Ok(Request::Write(vector(iov, count)?, offset))
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn zebu_flush(device: Option<&Handle>, error: Out<'_>) -> c_int {
-    call_code(error, || {
-        given(device)?
-            .wait(|queue, device| async move { device.enter().await?.flush(&queue).await })
-    })
+    execute(device, error, || Ok(Request::Flush))
 }
 
 #[unsafe(no_mangle)]
@@ -120,12 +82,7 @@ extern "C" fn zebu_discard(
     length: u64,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        given(device)?.wait(|queue, device| async move {
-            let device = device.enter().await?;
-            device.discard(&queue, offset, length).await
-        })
-    })
+    execute(device, error, || Ok(Request::Discard(offset, length)))
 }
 
 #[unsafe(no_mangle)]
@@ -136,12 +93,8 @@ extern "C" fn zebu_write_zeroes(
     flags: u32,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        let zeroing = zeroing(flags)?;
-        given(device)?.wait(|queue, device| async move {
-            let device = device.enter().await?;
-            device.write_zeroes(&queue, offset, length, zeroing).await
-        })
+    execute(device, error, || {
+        Request::write_zeroes(offset, length, flags)
     })
 }
 

@@ -17,6 +17,7 @@ mod list;
 mod new_image;
 mod open;
 mod queue;
+mod request;
 mod snapshots;
 mod text;
 

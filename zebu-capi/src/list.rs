@@ -18,8 +18,9 @@ impl<T> List<T> {
     pub fn new(items: Vec<T>, strings: Strings) -> List<T> {
         List {
             count: items.len(),
-            // It stays valid when the vector is moved.
-            items: items.as_ptr(),
+            // It stays valid when the vector is moved. An empty one points nowhere, which Go does not
+            // take for a pointer.
+            items: items.first().map_or(std::ptr::null(), |_| items.as_ptr()),
             _owned: (items, strings),
         }
     }

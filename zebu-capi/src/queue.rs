@@ -8,13 +8,13 @@ use std::rc::Rc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use zebu::{InUse, Queue, QueueOptions};
+use zebu::{Queue, QueueOptions};
 
 use crate::blocking;
 use crate::device::{Handle, given};
 use crate::error::{Failure, Out, Result, call, call_code, call_count, call_object};
-use crate::io::{vector, zeroing};
 use crate::open::engine;
+use crate::request::{Request, vector};
 use crate::text::{Options, OptionsPointer, Text, check_flags};
 
 const INFLATE_INLINE: u32 = 1 << 0;
@@ -67,6 +67,32 @@ struct Completed {
     result: Result<()>,
 }
 
+/// Makes the completion of a request when it is dropped: also after a panic, and (for nobody) when
+/// the queue is freed.
+struct Place {
+    number: u64,
+    cookie: *mut c_void,
+    result: Option<Result<()>>,
+    completed: Rc<RefCell<VecDeque<Completed>>>,
+}
+
+impl Place {
+    fn end(mut self, result: Result<()>) {
+        self.result = Some(result);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let panicked = || Err(Failure::panicked(&"a request has panicked"));
+        self.completed.borrow_mut().push_back(Completed {
+            number: self.number,
+            cookie: self.cookie,
+            result: self.result.take().unwrap_or_else(panicked),
+        });
+    }
+}
+
 impl Inner {
     /// Whether requests have not completed.
     pub fn has_requests(&self) -> bool {
@@ -82,28 +108,17 @@ impl Inner {
     }
 
     /// Starts a request.
-    fn submit<F>(
-        self: &Rc<Self>,
-        device: &Handle,
-        cookie: *mut c_void,
-        request: impl FnOnce(Queue, InUse) -> F + 'static,
-    ) where
-        F: Future<Output = zebu::Result<()>> + 'static,
-    {
-        let device = device.device.clone();
-        let (queue, completed) = (self.queue.clone(), self.completed.clone());
+    fn submit(&self, device: &Handle, cookie: *mut c_void, request: Request) {
+        let request = request.execute(self.queue.clone(), device.device.clone());
         let number = self.next.replace(self.next.get() + 1);
+        let place = Place {
+            number,
+            cookie,
+            result: None,
+            completed: self.completed.clone(),
+        };
         let handle = self.queue.spawn(async move {
-            let result = match device.enter().await {
-                Ok(device) => request(queue, device).await,
-                Err(error) => Err(error),
-            };
-            let result = result.map_err(Failure::from);
-            completed.borrow_mut().push_back(Completed {
-                number,
-                cookie,
-                result,
-            });
+            place.end(request.await.map_err(Failure::from));
         });
         self.in_flight.borrow_mut().insert(number, handle);
     }
@@ -210,6 +225,21 @@ extern "C" fn zebu_queue_in_flight(queue: Option<&QueueHandle>, error: Out<'_>) 
     call_count(error, || Ok(own(queue)?.in_flight.borrow().len()))
 }
 
+/// Submits a request.
+fn submit(
+    queue: Option<&QueueHandle>,
+    device: Option<&Handle>,
+    cookie: *mut c_void,
+    error: Out<'_>,
+    request: impl FnOnce() -> Result<Request>,
+) -> c_int {
+    call_code(error, || {
+        let request = request()?;
+        own(queue)?.submit(given(device)?, cookie, request);
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn zebu_queue_read(
     queue: Option<&QueueHandle>,
@@ -220,12 +250,8 @@ extern "C" fn zebu_queue_read(
     cookie: *mut c_void,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        let iov = vector(iov, count)?;
-        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
-            device.read(&queue, offset, &iov).await
-        });
-        Ok(())
+    submit(queue, device, cookie, error, || {
+        Ok(Request::Read(vector(iov, count)?, offset))
     })
 }
 
@@ -239,12 +265,8 @@ extern "C" fn zebu_queue_write(
     cookie: *mut c_void,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        let iov = vector(iov, count)?;
-        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
-            device.write(&queue, offset, &iov).await
-        });
-        Ok(())
+    submit(queue, device, cookie, error, || {
+        Ok(Request::Write(vector(iov, count)?, offset))
     })
 }
 
@@ -255,12 +277,7 @@ extern "C" fn zebu_queue_flush(
     cookie: *mut c_void,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
-            device.flush(&queue).await
-        });
-        Ok(())
-    })
+    submit(queue, device, cookie, error, || Ok(Request::Flush))
 }
 
 #[unsafe(no_mangle)]
@@ -272,11 +289,8 @@ extern "C" fn zebu_queue_discard(
     cookie: *mut c_void,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
-            device.discard(&queue, offset, length).await
-        });
-        Ok(())
+    submit(queue, device, cookie, error, || {
+        Ok(Request::Discard(offset, length))
     })
 }
 
@@ -290,12 +304,8 @@ extern "C" fn zebu_queue_write_zeroes(
     cookie: *mut c_void,
     error: Out<'_>,
 ) -> c_int {
-    call_code(error, || {
-        let zeroing = zeroing(flags)?;
-        own(queue)?.submit(given(device)?, cookie, move |queue, device| async move {
-            device.write_zeroes(&queue, offset, length, zeroing).await
-        });
-        Ok(())
+    submit(queue, device, cookie, error, || {
+        Request::write_zeroes(offset, length, flags)
     })
 }
 
@@ -331,20 +341,14 @@ extern "C" fn zebu_queue_wait(
             return Err(Failure::null("completions"));
         }
         let timeout = u64::try_from(timeout_ms).map(Duration::from_millis).ok();
-        let end = timeout.map(|timeout| Instant::now() + timeout);
-        loop {
-            queue.drive();
-            if queue.completed.borrow().len() >= min.min(max) || !queue.has_requests() {
-                break;
-            }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                break;
-            }
-            // Rounded up, so that it does not spin at the end.
-            let left = left.map_or(-1, |left| left.as_micros().div_ceil(1000) as i32);
-            blocking::poll(&[queue.queue.as_raw_fd()], left)?;
-        }
-        Ok(queue.take(completions, max))
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        queue.drive();
+        let busy = blocking::busy();
+        blocking::drive(&busy, None, until, || {
+            queue.completed.borrow().len() >= min.min(max) || !queue.has_requests()
+        });
+        let count = queue.take(completions, max);
+        busy.iter().for_each(|other| other.signal_completions());
+        Ok(count)
     })
 }

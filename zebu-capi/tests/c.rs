@@ -56,7 +56,7 @@ fn sources(directory: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// With each engine, and with `ZEBU_VALGRIND` once under valgrind, whose emulation has no io_uring.
+/// With each engine, and with `ZEBU_VALGRIND` once under valgrind, without io_uring (`main.c`).
 #[test]
 fn the_library_does_what_the_header_says() {
     let directory = tempfile::tempdir().unwrap();

@@ -17,6 +17,12 @@ static void arguments(zebu_device *disk)
     CHECK(is_error(error, ZEBU_ERROR_MISUSE, code));
     code = zebu_readv(disk, NULL, -1, 0, &error);
     CHECK(is_error(error, ZEBU_ERROR_MISUSE, code));
+    struct iovec iov[2] = { { &byte, SIZE_MAX }, { &byte, 1 } };
+    code = zebu_readv(disk, iov, 2, 0, &error);
+    CHECK(is_error(error, ZEBU_ERROR_MISUSE, code));
+    code = zebu_readv(disk, iov, 1, 0, &error);
+    CHECK(is_error(error, ZEBU_ERROR_OUT_OF_RANGE, code));
+    CHECK(zebu_readv(disk, NULL, 0, 0, &error) == 0);
     code = (int)zebu_extents(disk, 0, 1, NULL, 0, &error);
     CHECK(is_error(error, ZEBU_ERROR_MISUSE, code));
     code = zebu_close(NULL, &error);
@@ -88,6 +94,12 @@ void test_errors(void)
     zebu_error_free(error);
     CHECK(!zebu_open(path("errors"), NULL, &error));
     CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
+    code = zebu_create(path("errors"), "qcow2", 512, NULL, &error);
+    CHECK(is_error(error, ZEBU_ERROR_LOCKED, code));
+    code = zebu_create(path("x"), "raw", UINT64_MAX, NULL, &error);
+    CHECK(is_error(error, ZEBU_ERROR_REFUSED, code));
+    code = zebu_create(path("no such directory/x"), "raw", 512, NULL, &error);
+    CHECK(is_error(error, ZEBU_ERROR_NOT_FOUND, code));
     OK(zebu_close(disk, &error));
 
     CHECK(!zebu_open(path("no such file"), NULL, &error));

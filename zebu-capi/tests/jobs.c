@@ -1,6 +1,7 @@
 /* Guards against jobs that do not end, do not stop, or report the wrong result. */
 #include <errno.h>
 #include <poll.h>
+#include <time.h>
 
 #include "test.h"
 
@@ -50,25 +51,32 @@ static void convert_and_compare(void)
 static void check(void)
 {
     zebu_error *error;
-    zebu_job *job = zebu_check(path("target"), NULL, NULL, &error);
+    zebu_open_options how = ZEBU_OPEN_OPTIONS_INIT;
+    how.engine = engine;
+    zebu_job *job = zebu_check(path("target"), &how, NULL, &error);
     OK(zebu_job_wait(job, &error));
     const zebu_check_result *result = zebu_job_get_check_result(job, &error);
     OK(0);
     CHECK(result->corruptions == 0 && result->leaks == 0 && result->check_errors == 0);
     CHECK(result->allocated_clusters == 64 && result->compressed_clusters >= 60);
     zebu_job_free(job);
-    job = zebu_check(path("target"), NULL, "all", &error);
+    job = zebu_check(path("target"), &how, "all", &error);
     OK(zebu_job_wait(job, &error));
     zebu_job_free(job);
 }
 
-/* Of more than can be in work at once, and slow. */
+/* Of more than can be in work at once, and so slow that a job that is not stopped takes most of a
+ * minute. */
 static void cancel(void)
 {
     zebu_error *error;
+    time_t start = time(NULL);
     zebu_convert_options options = ZEBU_CONVERT_OPTIONS_INIT;
+    zebu_open_options source = ZEBU_OPEN_OPTIONS_INIT;
+    source.engine = engine;
+    options.source = &source;
     options.target_format = "qcow2";
-    options.rate = 16 << 20;
+    options.rate = 1 << 20;
     zebu_job *job = zebu_convert(path("large"), path("stopped"), &options, &error);
     OK(0);
     CHECK(!zebu_job_get_compare_result(job, &error));
@@ -88,6 +96,7 @@ static void cancel(void)
     job = zebu_convert(path("large"), path("stopped"), &options, &error);
     OK(0);
     zebu_job_free(job);
+    CHECK(time(NULL) - start < 30);
 }
 
 /* A raw image of `size` bytes of data. */
@@ -120,6 +129,12 @@ void test_jobs(void)
     CHECK(!zebu_convert(path("no such file"), path("y"), NULL, &error));
     CHECK(is_error(error, ZEBU_ERROR_NOT_FOUND, -ENOENT));
     CHECK(!zebu_convert(path("source"), path("source"), NULL, &error));
+    CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
+    zebu_convert_options options = ZEBU_CONVERT_OPTIONS_INIT;
+    options.target_format = "qcow2";
+    options.flags = ZEBU_CONVERT_COMPRESS;
+    options.level = 99;
+    CHECK(!zebu_convert(path("source"), path("y"), &options, &error));
     CHECK(is_error(error, ZEBU_ERROR_REFUSED, -ENOTSUP));
     CHECK(!zebu_check(path("source"), NULL, "some", &error));
     CHECK(is_error(error, ZEBU_ERROR_MISUSE, -EINVAL));

@@ -8,6 +8,7 @@
 #include "test.h"
 
 #define BLOCK 8192
+#define CLUSTER 65536
 #define REQUESTS 200
 
 static unsigned char memory[REQUESTS][BLOCK];
@@ -99,6 +100,25 @@ static void blocking_beside(zebu_device *disk)
     }
 }
 
+/* Requests of a queue that wait for those of another one of the thread. */
+static void waiting_beside(zebu_device *disk)
+{
+    zebu_error *error;
+    zebu_queue *queues[2] = { new_queue(), new_queue() };
+    zebu_completion completions[8];
+    struct iovec iov = { memory[0], BLOCK };
+    OK(zebu_discard(disk, 0, 4 * CLUSTER, &error));
+    for (int q = 0; q < 2; q++) {
+        for (int n = 0; n < 8; n++)
+            OK(zebu_queue_write(queues[q], disk, &iov, 1, n * CLUSTER / 2, NULL, &error));
+        CHECK(zebu_queue_complete(queues[q], NULL, 0, &error) == 0);
+    }
+    for (int q = 1; q >= 0; q--) {
+        CHECK(zebu_queue_wait(queues[q], completions, 8, 8, 60000, &error) == 8);
+        OK(zebu_queue_free(queues[q], &error));
+    }
+}
+
 static void other_kinds(zebu_queue *queue, zebu_device *disk)
 {
     zebu_error *error;
@@ -142,6 +162,7 @@ void test_queues(void)
     event_loop(queue, disk);
     other_kinds(queue, disk);
     blocking_beside(disk);
+    waiting_beside(disk);
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, of_another_thread, queue));
     CHECK(!pthread_join(thread, NULL));

@@ -46,5 +46,6 @@ void test_whole(void);
 void test_threads(void);
 void test_queues(void);
 void test_jobs(void);
+void test_stress(void);
 
 #endif

@@ -74,7 +74,7 @@ static void snapshots(zebu_device *disk)
     OK(zebu_snapshot_delete(disk, "1", &error));
     list = zebu_snapshots(disk, &error);
     OK(0);
-    CHECK(list->count == 0);
+    CHECK(list->count == 0 && !list->items);
     zebu_snapshot_list_free(list);
 }
 

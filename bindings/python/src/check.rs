@@ -1,10 +1,11 @@
 //! Check and repair.
 
 use pyo3::prelude::*;
-use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
-use zebu::{Device, Queue, QueueOptions};
+use zebu::internal::check_device;
+use zebu::jobs::{CheckReport, RepairMode};
+use zebu::{Queue, QueueOptions};
 
-use crate::error::{Result, refused};
+use crate::error::refused;
 use crate::open::Opening;
 use crate::progress::Reporter;
 
@@ -45,41 +46,6 @@ impl Found {
     }
 }
 
-/// Checks the image, and repairs it first in the mode given.
-fn run(
-    queue: &Queue,
-    device: &Device,
-    mode: Option<RepairMode>,
-    reporter: &mut Reporter,
-    keep: &mut dyn FnMut(String),
-) -> Result<CheckReport> {
-    let Some(image) = device.top().as_qcow2() else {
-        if mode.is_some() {
-            return Err(refused("Only qcow2 images are repaired"));
-        }
-        let report = queue.block_on(device.top().check(queue, keep))?;
-        return report.ok_or_else(|| refused("This image format does not support checks"));
-    };
-    let emit = &mut |message: CheckMessage| keep(message.to_string());
-    let mut fixed = None;
-    if let Some(mode) = mode {
-        let progress = |now| reporter.report(now);
-        let repair = jobs::repair_image(queue, image, mode, emit, progress);
-        let repaired = queue.block_on(repair)?;
-        if repaired.corruptions_fixed == 0 && repaired.leaks_fixed == 0 {
-            return Ok(repaired);
-        }
-        fixed = Some(repaired);
-    }
-    let progress = |now| reporter.report(now);
-    let mut report = queue.block_on(jobs::check(queue, image, emit, progress))?;
-    if let Some(fixed) = fixed {
-        report.corruptions_fixed = fixed.corruptions_fixed;
-        report.leaks_fixed = fixed.leaks_fixed;
-    }
-    Ok(report)
-}
-
 /// Checks an image. `progress` takes the table entries done and their total.
 #[pyfunction]
 pub fn check(
@@ -105,7 +71,9 @@ pub fn check(
         let queue = Queue::new(QueueOptions::default())?;
         let options = image.options()?.write(mode.is_some()).check(true);
         let device = image.open(&queue, &options)?;
-        let report = run(&queue, &device, mode, &mut reporter, &mut keep)?;
+        let progress = |now| reporter.report(now);
+        let check = check_device(&queue, &device, mode, &mut keep, progress);
+        let report = queue.block_on(check)?;
         Ok(Found::new(&report, messages))
     });
     reporter.end(py, result)

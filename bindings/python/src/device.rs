@@ -96,7 +96,8 @@ impl Device {
 /// Ends the threads without the interpreter's lock, for which others may wait.
 impl Drop for Device {
     fn drop(&mut self) {
-        let remote = self.lock().take();
+        let remote = self.remote.get_mut();
+        let remote = remote.unwrap_or_else(|e| e.into_inner()).take();
         match self.is_forked() {
             // The threads are not there to be waited for.
             true => std::mem::forget(remote),
@@ -258,12 +259,10 @@ impl Device {
     /// Waits for the requests in flight, makes everything durable and gives up the image's locks.
     /// Nothing is done in a process that was forked.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let remote = self.lock().take();
         if self.is_forked() {
-            std::mem::forget(remote);
             return Ok(());
         }
-        let Some(remote) = remote else {
+        let Some(remote) = self.lock().take() else {
             return Ok(());
         };
         let closed = py.detach(|| {

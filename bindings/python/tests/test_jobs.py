@@ -77,11 +77,13 @@ def test_ctrl_c_cancels(path: Path, noise: bytes) -> None:
     with zebu.open(path, "r+") as disk:
         for offset in range(0, 8 * MIB, MIB):
             disk.pwrite(noise, offset)
+    # A program in the background ignores it by default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     start = time.monotonic()
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        zebu.convert(path, path.with_name("target"), format="raw", rate=2 * MIB)
+        zebu.convert(path, path.with_name("target"), format="raw", rate=MIB // 4)
     assert time.monotonic() - start < 20
 
 
@@ -167,6 +169,13 @@ def test_convert_refuses(path: Path) -> None:
         zebu.convert(path, target, format="qcow2", options={"backing_file": path})
     with zebu.open(path, "r+"), pytest.raises(zebu.LockedError):
         zebu.convert(path, target, format="raw")
-    with pytest.raises(zebu.Error):
+    zebu.create(target, MIB)
+    with zebu.open(target), pytest.raises(zebu.LockedError):
+        zebu.convert(path, target, format="raw")
+    with zebu.open(target), pytest.raises(zebu.LockedError):
+        zebu.create(target, MIB)
+    with pytest.raises(zebu.LockedError):
         zebu.convert(path, path, format="qcow2")
+    with pytest.raises(zebu.NotFoundError):
+        zebu.create(path.with_name("none") / "x", MIB)
     assert zebu.check(path).ok

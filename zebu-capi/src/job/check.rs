@@ -1,10 +1,11 @@
 //! Check and repair.
 
-use zebu::jobs::{self, CheckReport, RepairMode};
-use zebu::{Device, Error, Queue, QueueOptions};
+use zebu::internal::check_device;
+use zebu::jobs::{CheckReport, RepairMode};
+use zebu::{Queue, QueueOptions};
 
-use super::{Job, Outcome, State, start};
-use crate::error::{Failure, Out, Result, call_object};
+use super::{Job, Outcome, start};
+use crate::error::{Failure, Out, call_object};
 use crate::open::{COpenOptions, Opening, WRITE};
 use crate::text::{OptionsPointer, Text};
 
@@ -41,46 +42,6 @@ impl From<CheckReport> for CCheckResult {
     }
 }
 
-/// Checks the image, and repairs it first in the mode given.
-fn check(
-    queue: &Queue,
-    device: &Device,
-    mode: Option<RepairMode>,
-    state: &State,
-) -> Result<CheckReport> {
-    let no_check = || Error::Refused("This image format does not support checks".into());
-    let Some(image) = device.top().as_qcow2() else {
-        if mode.is_some() {
-            let why = "Only qcow2 images are repaired";
-            return Err(Error::Refused(why.into()).into());
-        }
-        let report = queue.block_on(device.top().check(queue, &mut |_| {}))?;
-        return Ok(report.ok_or_else(no_check)?);
-    };
-    let check = || {
-        let progress = |now| state.progress(now);
-        queue.block_on(jobs::check(queue, image, &mut |_| {}, progress))
-    };
-    let Some(mode) = mode else {
-        return Ok(check()?);
-    };
-    let progress = |now| state.progress(now);
-    let repaired = queue.block_on(jobs::repair_image(
-        queue,
-        image,
-        mode,
-        &mut |_| {},
-        progress,
-    ))?;
-    if repaired.corruptions_fixed == 0 && repaired.leaks_fixed == 0 {
-        return Ok(repaired);
-    }
-    let mut report = check()?;
-    report.corruptions_fixed = repaired.corruptions_fixed;
-    report.leaks_fixed = repaired.leaks_fixed;
-    Ok(report)
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn zebu_check(
     name: Text,
@@ -107,7 +68,10 @@ extern "C" fn zebu_check(
             Ok((queue, device))
         };
         start(prepare, move |(queue, device), state| {
-            let report = check(&queue, &device, mode, state)?;
+            let progress = |now| state.progress(now);
+            let mut emit = |_| {};
+            let check = check_device(&queue, &device, mode, &mut emit, progress);
+            let report = queue.block_on(check)?;
             Ok(Outcome::Checked(report.into()))
         })
     })

@@ -132,8 +132,9 @@ fn create(
     check_not_read(&options, name, backing.as_ref(), &files)?;
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
-    let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
-    files.make(&queue, &image)
+    let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all());
+    let made = files.and_then(|files| files.make(&queue, &image));
+    made.map_err(|e| e.to_string())
 }
 
 /// Refuses files of the new image that its backing file reads. Of a backing file that is not opened

@@ -178,14 +178,14 @@ fn make_target(
     let make = || {
         let options = CreateOptions::default();
         let image = NewImage::to_fill(format, &file.path, length, &options);
-        let image = image.map_err(|e| e.to_string())?;
+        let image = image?;
         let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
         match &image {
             NewImage::Planned(plan) => files.begin(queue, &**plan).map(Some),
             _ => files.make(queue, &image).map(|()| None),
         }
     };
-    let new = make().map_err(|why: String| creation_failure(name, &why))?;
+    let new = make().map_err(|e: zebu::Error| creation_failure(name, &e.to_string()))?;
     if let Some(new) = new {
         return Ok(Target::New(new));
     }

@@ -28,7 +28,7 @@
 
 mod amend;
 mod channel;
-mod check;
+pub(crate) mod check;
 mod commit;
 mod compare;
 mod convert;

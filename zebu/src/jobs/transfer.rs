@@ -202,7 +202,7 @@ impl Job {
     #[allow(unsafe_code)]
     async fn copy(&self, queue: &Queue, segment: &Segment) -> Result<(), At<TransferError>> {
         let Segment { at, length, .. } = *segment;
-        self.rate_limiter.wait(length);
+        self.rate_limiter.wait(length, self.progress.cursor());
         let mut buffer = queue.buffer(length as usize);
         // SAFETY: the buffer lives until the read and the write, awaited here, have ended.
         let iov = unsafe { buffer.iov() }.slice(0, length as usize);

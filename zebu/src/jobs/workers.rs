@@ -56,7 +56,7 @@ impl Cursor {
     pub(super) fn take(&self, end_of: impl Fn(u64) -> u64) -> Option<Range<u64>> {
         let mut at = self.next.load(Ordering::Relaxed);
         loop {
-            if at >= self.total || self.stopped.load(Ordering::Relaxed) {
+            if at >= self.total || self.is_stopped() {
                 return None;
             }
             let end = end_of(at);
@@ -96,6 +96,11 @@ impl Cursor {
     /// Makes workers take no more chunks.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Cursor::stop`] was called.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
     }
 }
 

@@ -104,8 +104,9 @@ class Image(io.RawIOBase):
         """What the range of the disk is made of, in ascending order."""
         size = self.size
         end = size if end is None else min(end, size)
-        while start < end:
-            for extent in self._device.extents(start, end):
+        # None are found behind the end of the disk, which may become shorter meanwhile.
+        while start < end and (found := self._device.extents(start, end)):
+            for extent in found:
                 yield Extent(*extent)
                 start = extent[0] + extent[1]
 

@@ -43,7 +43,7 @@ class AsyncImage:
         self._completions = _zebu.Completions()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next = 0
-        self._position = 0
+        self._closing: Optional[asyncio.Task[None]] = None
         self._loop.add_reader(self._completions.fileno(), self._take)
 
     def _take(self) -> None:
@@ -97,8 +97,9 @@ class AsyncImage:
         """What the range of the disk is made of, in ascending order."""
         size = self.size
         end = size if end is None else min(end, size)
-        while start < end:
-            for extent in await self._request(self._device.extents, start, end):
+        # As in Image.extents.
+        while start < end and (found := await self._request(self._device.extents, start, end)):
+            for extent in found:
                 yield Extent(*extent)
                 start = extent[0] + extent[1]
 
@@ -173,12 +174,20 @@ class AsyncImage:
         await self._request(self._device.resize, size, preallocation)
 
     async def close(self) -> None:
-        """Waits for all requests, makes everything durable and gives up the image's locks."""
-        if self.closed:
-            return
-        await _in_thread(self._image.close)
-        self._take()
-        self._loop.remove_reader(self._completions.fileno())
+        """Waits for all requests, makes everything durable and gives up the image's locks. It goes
+        on if the task that waits for it is cancelled."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            await _in_thread(self._image.close)
+        finally:
+            # The last requests may have ended and not been reported yet.
+            if self._waiting:
+                await asyncio.wait(self._waiting.values())
+            self._loop.remove_reader(self._completions.fileno())
 
     async def __aenter__(self) -> AsyncImage:
         return self

@@ -5,8 +5,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
 use zebu::block::{Device, FileSpec, Format};
-use zebu::internal::codec::{Compression, Compressor};
-use zebu::internal::format;
 use zebu::internal::new_image::in_first;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
 use zebu::names::Source;
@@ -303,23 +301,22 @@ impl Wanted<'_> {
     fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
         let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
         let file = file_of(self.name).map_err(Failure::new)?;
-        let failure = |why: String| creation_failure(self.name, format.name(), &why);
+        let failure = |e: zebu::Error| creation_failure(self.name, format.name(), &e.to_string());
         let create = self.create_options(format)?;
         let image = NewImage::to_fill(format, &file.path, self.total, &create);
-        let image = image.map_err(|e| failure(e.to_string()))?;
-        match &image {
-            NewImage::Raw { .. } => {}
-            NewImage::Planned(_) => self.check_level(format::Compression::Zlib)?,
-            NewImage::Qcow2(image) => {
-                self.check_level(image.compression)?;
-                if self.arguments.bitmaps && image.version < 3 {
-                    return Err(bitmaps::unsupported(format.name()));
-                }
-            }
+        let image = image.map_err(failure)?;
+        let level = image.check_level(self.arguments.level);
+        level.map_err(|e| Failure::new(e.to_string()))?;
+        if let NewImage::Qcow2(image) = &image
+            && self.arguments.bitmaps
+            && image.version < 3
+        {
+            return Err(bitmaps::unsupported(format.name()));
         }
-        let caches = self.caches(self.writes_are_aligned(&image));
+        let caches = self.caches(self.aligned && image.is_in_blocks());
         let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(failure)?;
-        let others = image.other_files().map_err(failure)?;
+        let others = image.other_files().map_err(zebu::Error::Refused);
+        let others = others.map_err(failure)?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.
         let unread = self.check_not_read(&written);
@@ -386,16 +383,6 @@ impl Wanted<'_> {
         Err(Failure::new(why))
     }
 
-    /// Whether whole blocks are written, except for metadata.
-    fn writes_are_aligned(&self, image: &NewImage) -> bool {
-        let whole = match image {
-            NewImage::Raw { .. } => true,
-            NewImage::Qcow2(image) => image.cluster_bits >= 12,
-            NewImage::Planned(plan) => plan.alignment() >= 4096,
-        };
-        self.aligned && whole
-    }
-
     /// Opens the backing file, if there is one, before existing data are lost. Returns its size.
     fn look_at_backing(
         &self,
@@ -422,20 +409,5 @@ impl Wanted<'_> {
                 &e.during("Could not open backing file"),
             )),
         }
-    }
-
-    /// Refuses a compression level that the codec does not have.
-    fn check_level(&self, kind: format::Compression) -> Result<(), Failure> {
-        let Some(level) = self.arguments.level else {
-            return Ok(());
-        };
-        let kind = match kind {
-            format::Compression::Zlib => Compression::Zlib,
-            format::Compression::Zstd => Compression::Zstd,
-        };
-        Compressor::new()
-            .compress(kind, Some(level), &[0; 512], &mut [0; 512])
-            .map(drop)
-            .map_err(|e| Failure::new(e.to_string()))
     }
 }

@@ -14,11 +14,13 @@
 //! - `uses`: the uses of each cluster, for repairs;
 //! - `message`: the messages, in QEMU's words;
 //! - `repair`: the order of a repair's writes;
-//! - `writer`: the writes.
+//! - `writer`: the writes;
+//! - `device`: check and repair of an image of any format.
 
 mod bitmaps;
 mod cells;
 mod counts;
+mod device;
 mod message;
 mod read;
 mod refcounts;
@@ -40,6 +42,7 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 use counts::Counts;
+pub use device::check_device;
 pub use message::CheckMessage;
 use read::Reader;
 use refcounts::{Fix, StoredRefcounts};

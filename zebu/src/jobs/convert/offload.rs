@@ -58,7 +58,8 @@ impl Job {
             }
         }
         // The rate of a range that is read and written is limited where it is read.
-        self.rate_limiter.wait(range.end - range.start);
+        self.rate_limiter
+            .wait(range.end - range.start, self.progress.cursor());
         true
     }
 }

@@ -85,7 +85,8 @@ impl Job {
         let iov = unsafe { buffer.iov() };
         let mut reads = JoinSet::new();
         for part in parts.iter().filter(|p| p.content == Content::Data) {
-            self.rate_limiter.wait(part.range.end - part.range.start);
+            self.rate_limiter
+                .wait(part.range.end - part.range.start, self.progress.cursor());
             for piece in self.pieces(part.range.clone()) {
                 let length = piece.range.end - piece.range.start;
                 let at = piece.range.start - chunk.start;

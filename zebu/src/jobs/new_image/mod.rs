@@ -1,6 +1,7 @@
 //! Images that are made of options in text, in files of the host: what the program's `create` and
 //! `convert` do, and the libraries for other languages.
 
+mod creation;
 mod options;
 
 use std::ffi::OsStr;
@@ -8,15 +9,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use creation::{Begun, Creation};
 pub use options::{CreateOptions, number, parse_file_size};
 
 use super::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
 use crate::block::{Device, FileSpec, Format, Objects, OpenedFile};
 use crate::drivers::{ImagePlan, PlanRequest};
+use crate::error::WithErrno;
 use crate::names::protocol;
 use crate::qcow2::Compression;
 use crate::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
-use crate::{Error, Result, drivers};
+use crate::{Error, Result, codec, drivers};
 
 /// Formats of QEMU that zebu does not create.
 const OTHER_FORMATS: [&str; 5] = ["qcow", "qed", "parallels", "luks", "file"];
@@ -132,6 +135,36 @@ impl NewImage {
         }
     }
 
+    /// Whether all of its data are written in blocks of 4096 bytes, if the disk consists of such.
+    pub fn is_in_blocks(&self) -> bool {
+        match self {
+            NewImage::Raw { .. } => true,
+            NewImage::Qcow2(image) => image.cluster_bits >= 12,
+            NewImage::Planned(plan) => plan.alignment() >= 4096,
+        }
+    }
+
+    /// Refuses a level that the codec of its compressed data does not have.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn check_level(&self, level: Option<i32>) -> Result<()> {
+        let kind = match self {
+            NewImage::Raw { .. } => return Ok(()),
+            NewImage::Qcow2(image) if image.compression == Compression::Zstd => {
+                codec::Compression::Zstd
+            }
+            NewImage::Qcow2(_) | NewImage::Planned(_) => codec::Compression::Zlib,
+        };
+        if level.is_none() {
+            return Ok(());
+        }
+        let compressed = codec::Compressor::new().compress(kind, level, &[0; 512], &mut [0; 512]);
+        compressed
+            .map(drop)
+            .map_err(|e| Error::Refused(e.to_string()))
+    }
+
     /// The files that it has besides its own.
     pub fn other_files(&self) -> Result<Vec<FileSpec>, String> {
         match self {
@@ -165,10 +198,9 @@ fn file_preallocation(options: &CreateOptions) -> Result<Preallocation, String> 
 
 fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
     let preallocation = file_preallocation(options)?;
-    let size = size.next_multiple_of(512);
-    if size > i64::MAX as u64 {
-        return Err("Could not resize file: Invalid argument".into());
-    }
+    let size = size.checked_next_multiple_of(512);
+    let size = size.filter(|size| *size <= i64::MAX as u64);
+    let size = size.ok_or("Could not resize file: Invalid argument")?;
     Ok(NewImage::Raw {
         size,
         preallocation,
@@ -265,24 +297,20 @@ impl NewFiles {
         image: &NewImage,
         caches: &[CacheMode],
         objects: &Objects,
-    ) -> Result<Self, String> {
+    ) -> Result<Self> {
         let lock = match image {
             NewImage::Raw { .. } => LockRequest::CREATE,
             NewImage::Qcow2(_) | NewImage::Planned(_) => LockRequest::QCOW2_WRITE,
         };
-        let others = image.other_files()?;
+        let others = image.other_files().map_err(Error::Refused)?;
         let mut files = NewFiles {
             file: NewFile::open(file, lock, caches, objects)?,
             others: Vec::new(),
         };
         for other in &others {
             // As a file that is made, and only then as one of an image.
-            let opened = NewFile::open(other, LockRequest::CREATE, caches, objects).and_then(
-                |new| match new.file.lock(LockRequest::DATA_WRITE) {
-                    Ok(()) => Ok(new),
-                    Err(e) => Err(e.to_string()),
-                },
-            );
+            let opened = NewFile::open(other, LockRequest::CREATE, caches, objects)
+                .and_then(|new| new.file.lock(LockRequest::DATA_WRITE).map(|()| new));
             match opened {
                 Ok(new) => files.others.push(new),
                 Err(e) => {
@@ -295,7 +323,7 @@ impl NewFiles {
     }
 
     /// Makes them the image.
-    pub fn make(&self, queue: &Queue, image: &NewImage) -> Result<(), String> {
+    pub fn make(&self, queue: &Queue, image: &NewImage) -> Result<()> {
         match image {
             NewImage::Raw {
                 size,
@@ -303,31 +331,20 @@ impl NewFiles {
             } => self.make_raw(queue, *size, *preallocation),
             NewImage::Qcow2(image) => {
                 let data = self.others.first().map(|data| &*data.storage);
-                queue
-                    .block_on(super::create_qcow2(
-                        queue,
-                        &*self.file.storage,
-                        data,
-                        image,
-                        |_| {},
-                    ))
-                    .map_err(|e| self.remove(&e))
+                let file = &*self.file.storage;
+                let create = super::create_qcow2(queue, file, data, image, |_| {});
+                self.keep(queue.block_on(create))
             }
-            NewImage::Planned(plan) => queue
-                .block_on(super::create_image(queue, &**plan, self.storages()))
-                .map_err(|e| self.remove(&e)),
+            NewImage::Planned(plan) => {
+                let create = super::create_image(queue, &**plan, self.storages());
+                self.keep(queue.block_on(create))
+            }
         }
     }
 
     /// Begins a planned image in them, which is to be filled. It keeps them locked.
-    pub fn begin(
-        &self,
-        queue: &Queue,
-        plan: &dyn ImagePlan,
-    ) -> Result<Box<dyn drivers::NewImage>, String> {
-        queue
-            .block_on(super::begin_image(queue, plan, self.storages()))
-            .map_err(|e| self.remove(&e))
+    pub fn begin(&self, queue: &Queue, plan: &dyn ImagePlan) -> Result<Box<dyn drivers::NewImage>> {
+        self.keep(queue.block_on(super::begin_image(queue, plan, self.storages())))
     }
 
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
@@ -335,36 +352,26 @@ impl NewFiles {
         files.map(|file| file.storage.clone()).collect()
     }
 
-    /// Removes them after an error: what they held is lost already. Returns the message.
-    fn remove(&self, error: &Error) -> String {
-        self.file.remove();
-        self.others.iter().for_each(NewFile::remove);
-        error.to_string()
+    /// Removes them after an error: what they held is lost already.
+    fn keep<T>(&self, made: Result<T>) -> Result<T> {
+        if made.is_err() {
+            self.file.remove();
+            self.others.iter().for_each(NewFile::remove);
+        }
+        made
     }
 
-    fn make_raw(
-        &self,
-        queue: &Queue,
-        size: u64,
-        preallocation: Preallocation,
-    ) -> Result<(), String> {
+    fn make_raw(&self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
         let file = &self.file;
-        queue
-            .block_on(super::create_raw(
-                queue,
-                &*file.storage,
-                size,
-                preallocation,
-                |_| {},
-            ))
-            .map_err(|e| {
-                file.remove_if_new();
-                match e.errno() {
-                    libc::EFBIG => "The image size is too large for file format 'raw'".to_string(),
-                    _ if file.storage.is_device() => e.to_string(),
-                    _ => format!("Could not resize file: {e}"),
-                }
-            })
+        let create = super::create_raw(queue, &*file.storage, size, preallocation, |_| {});
+        queue.block_on(create).map_err(|e| {
+            file.remove_if_new();
+            match e.errno() {
+                libc::EFBIG => too_large(),
+                _ if file.storage.is_device() => e,
+                _ => e.during("Could not resize file"),
+            }
+        })
     }
 
     /// Removes those that were not there before.
@@ -403,7 +410,7 @@ impl NewFile {
         lock: LockRequest,
         caches: &[CacheMode],
         objects: &Objects,
-    ) -> Result<NewFile, String> {
+    ) -> Result<NewFile> {
         let existed = spec.path.exists();
         let opened = in_first(caches, |cache| {
             let how = OpenFile::default().write(true).create(true).cache(cache);
@@ -415,10 +422,7 @@ impl NewFile {
             existed: file.existed().unwrap_or(existed),
             file,
         };
-        new.file.lock(lock).map_err(|e| {
-            new.remove_if_new();
-            e.to_string()
-        })?;
+        new.file.lock(lock).inspect_err(|_| new.remove_if_new())?;
         Ok(new)
     }
 
@@ -493,23 +497,31 @@ fn is_export(spec: &FileSpec) -> bool {
     spec.driver.name() == "nbd"
 }
 
-/// Why, in QEMU's words.
-fn could_not_create(spec: &FileSpec, error: Error) -> String {
+/// The error of a file that cannot be as long as its raw image.
+fn too_large() -> Error {
+    let source = "The image size is too large for file format 'raw'".into();
+    let errno = libc::EFBIG;
+    Error::Io(std::io::Error::other(WithErrno { errno, source }))
+}
+
+/// The error with its context, in QEMU's words.
+fn could_not_create(spec: &FileSpec, error: Error) -> Error {
     if let Err(why) = refuse_object(spec) {
-        return why;
+        return Error::Refused(why);
     }
-    match (is_export(spec), error) {
-        (true, e) => format!(
+    if is_export(spec) {
+        return error.during(
             "Protocol driver 'nbd' does not support creating new images, so an existing image \
              must be selected as the target; however, opening the given target as an existing \
-             image failed: {e}"
-        ),
-        // The message has the prefix already.
-        (false, Error::While { source, .. }) => {
-            format!("Could not create '{}': {source}", spec.name().display())
-        }
-        (false, e) => format!("Could not create '{}': {e}", spec.name().display()),
+             image failed",
+        );
     }
+    let source = match error {
+        // Its context says as much.
+        Error::While { source, .. } => *source,
+        error => error,
+    };
+    source.during(format!("Could not create '{}'", spec.name().display()))
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ impl workers::Job for Job {
                 Ok(stored) => self.cursor.finish(&stored).await,
                 Err(error) => {
                     lock(&self.failure).get_or_insert(error);
+                    self.cursor.stop();
                     self.channel.stop();
                 }
             }
@@ -71,7 +72,7 @@ impl Job {
             }
             Content::Data(block, range) => {
                 let chunk = from(range.len() as u64);
-                self.rate_limiter.wait(range.len() as u64);
+                self.rate_limiter.wait(range.len() as u64, &self.cursor);
                 let mut block = block;
                 match Arc::get_mut(&mut block) {
                     Some(block) if range.start == 0 => {
@@ -89,7 +90,7 @@ impl Job {
             }
             Content::Compressed(clusters) => {
                 let chunk = from(clusters.length);
-                self.rate_limiter.wait(clusters.length);
+                self.rate_limiter.wait(clusters.length, &self.cursor);
                 self.output.sequencer.yield_to_current().await;
                 let mut buffer = self.inflate(queue, piece.guest, clusters)?;
                 self.put(queue, &chunk, &mut buffer, Some(ticket)).await?;
@@ -171,7 +172,7 @@ impl Job {
                     .put_range(queue, &chunk, zero, ticket.take())
                     .await?;
             } else {
-                self.rate_limiter.wait(end - at);
+                self.rate_limiter.wait(end - at, &self.cursor);
                 let mut buffer = self.read_backing(queue, &chunk).await?;
                 self.put(queue, &chunk, &mut buffer, ticket.take()).await?;
             }

@@ -1,0 +1,210 @@
+//! An image file that is made, and filled: what the libraries for other languages do.
+
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::str::FromStr;
+
+use super::{CreateOptions, NewFiles, NewImage, file_of, parse_format, refuse_object};
+use crate::block::{Device, FileSpec, Format, Objects, OpenOptions};
+use crate::jobs::{
+    self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Progress, Target,
+};
+use crate::names::Source;
+use crate::storage::{CacheMode, Queue};
+use crate::{Error, Result};
+
+/// An image file that is to be made.
+#[derive(Debug)]
+pub struct Creation {
+    format: Format,
+    file: FileSpec,
+    options: CreateOptions,
+}
+
+/// A new image that is to be filled.
+pub struct Begun {
+    target: Target,
+    /// It reads as zeroes from the start.
+    is_zero: bool,
+    compress: Option<CompressOptions>,
+}
+
+impl Creation {
+    /// An image of this format in the file `name`. `options` are those of `-o`.
+    ///
+    /// # Errors
+    /// If the format, the name or an option is not one of a new image.
+    pub fn new(name: &OsStr, format: &str, options: &[OsString]) -> Result<Creation> {
+        let parse = || {
+            let format = parse_format(format)?;
+            let file = file_of(name)?;
+            refuse_object(&file)?;
+            let options = CreateOptions::parse(format, options)?;
+            Ok(Creation {
+                format,
+                file,
+                options,
+            })
+        };
+        parse().map_err(Error::Refused)
+    }
+
+    /// Whether it is to have a backing file.
+    pub fn has_backing(&self) -> bool {
+        self.options.value("backing_file").is_some()
+    }
+
+    /// Refuses an image that is not filled by a conversion, before anything is opened.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_target(&self, compress: bool) -> Result<()> {
+        let preallocation = self.options.get("preallocation");
+        let is_allocated = preallocation.is_some_and(|mode| mode != "off");
+        let why = if self.has_backing() {
+            "The target of a conversion cannot have a backing file"
+        } else if compress && !self.format.can_compress() {
+            "Compression not supported for this file format"
+        } else if compress && (is_allocated || self.options.value("data_file").is_some()) {
+            "Compression is not possible with preallocation or an external data file"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Refused(why.into()))
+    }
+
+    fn failed(&self, error: Error) -> Error {
+        error.during(format!("Could not create '{}'", self.file.name().display()))
+    }
+
+    /// The backing file, read-only.
+    fn open_backing(&self, queue: &Queue) -> Result<Option<Device>> {
+        let Some(name) = self.options.value("backing_file") else {
+            return Ok(None);
+        };
+        let format = self.options.get("backing_fmt").map(Format::from_str);
+        let format = format
+            .transpose()?
+            .ok_or_else(|| self.failed(Error::Refused("A backing file needs its format".into())))?;
+        let spec = Source::Name(name.to_owned()).resolve(Some(self.file.name()), Some(format))?;
+        let options = OpenOptions::default();
+        Ok(Some(Device::open_spec(queue, spec, &options)?))
+    }
+
+    fn files(&self, image: &NewImage, caches: &[CacheMode]) -> Result<NewFiles> {
+        NewFiles::open(&self.file, image, caches, &Objects::default())
+    }
+
+    /// Makes the image. Without a size it has that of its backing file.
+    ///
+    /// # Errors
+    /// If it cannot be made: of a file, of the backing file, or of options that do not fit together.
+    pub fn create(mut self, queue: &Queue, size: Option<u64>) -> Result<()> {
+        // It stays open, so that its locks refuse a target that is the backing file.
+        let backing = self.open_backing(queue)?;
+        let size = size.or(backing.as_ref().map(Device::size));
+        let no_size = "A new image needs a size or a backing file";
+        let size = size.ok_or_else(|| self.failed(Error::Refused(no_size.into())))?;
+        self.options.set("size", size.to_string());
+        let path = &self.file.path;
+        let image = NewImage::new(self.format, path, size, &self.options, backing.as_ref())?;
+        let files = self.files(&image, &[CacheMode::WriteBack])?;
+        files.make(queue, &image).map_err(|e| self.failed(e))
+    }
+
+    /// Makes the image, as large as `source`, and opens it to be filled. `compress`: its data are
+    /// stored compressed.
+    ///
+    /// # Errors
+    /// As [`Creation::create`].
+    pub fn begin(
+        &self,
+        queue: &Queue,
+        source: &Device,
+        compress: Option<CompressOptions>,
+    ) -> Result<Begun> {
+        let size = source.size();
+        let image = NewImage::to_fill(self.format, &self.file.path, size, &self.options)?;
+        image.check_level(compress.and_then(|compress| compress.level))?;
+        // Whole blocks are written.
+        let is_direct = compress.is_none() && size.is_multiple_of(4096) && image.is_in_blocks();
+        let caches: &[CacheMode] = match is_direct {
+            true => &[CacheMode::None, CacheMode::WriteBack],
+            false => &[CacheMode::WriteBack],
+        };
+        let files = self.files(&image, caches)?;
+        if let NewImage::Planned(plan) = &image {
+            let new = files.begin(queue, &**plan).map_err(|e| self.failed(e))?;
+            return Ok(Begun {
+                target: Target::New(new),
+                is_zero: true,
+                compress,
+            });
+        }
+        files.make(queue, &image).map_err(|e| self.failed(e))?;
+        // Without clusters, no former content of a device is visible.
+        let is_zero = files.are_zero() || !image.is_mapped();
+        let target = match self.format == Format::RAW {
+            true => Target::Raw(files.into_storage()),
+            false => {
+                let cache = files.cache_mode();
+                drop(files);
+                let options = OpenOptions::default()
+                    .format(Some(self.format))
+                    .write(true)
+                    .cache(cache)
+                    .discard(Some(true));
+                let source = Source::Name(self.file.name().to_owned());
+                Target::Image(jobs::open(queue, &source, &options, &mut |_| {})?)
+            }
+        };
+        Ok(Begun {
+            target,
+            is_zero,
+            compress,
+        })
+    }
+}
+
+impl Begun {
+    /// Writes the content of `source`. After an error a qcow2 image is marked as incomplete.
+    ///
+    /// # Errors
+    /// Those of [`jobs::convert`].
+    pub fn fill(
+        self,
+        queue: &Queue,
+        source: Device,
+        options: ConvertOptions,
+        mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let options = options
+            .compress(self.compress)
+            .zero_from(self.is_zero.then_some(0));
+        // It stays open, and locked, when the device is closed.
+        let file = self.target.qcow2_file();
+        let on_event = |event| match event {
+            ConvertEvent::Progress(now) => on_progress(now),
+            // Only with `salvage`, which is not set.
+            ConvertEvent::Unreadable { .. } => ControlFlow::Continue(()),
+        };
+        jobs::convert(vec![source], self.target, &options, on_event).map_err(|error| {
+            if let Some(file) = file {
+                // The job has failed already.
+                let _ = jobs::mark_incomplete(queue, &*file);
+            }
+            failure(error)
+        })
+    }
+}
+
+fn failure(error: ConvertError) -> Error {
+    let during =
+        |what, offset, source: Error| source.during(format!("Error while {what} at byte {offset}"));
+    match error {
+        ConvertError::Engine(error) => error.into(),
+        ConvertError::Read { offset, source } => during("reading", offset, source),
+        ConvertError::Write { offset, source } => during("writing", offset, source),
+        other => Error::Refused(other.to_string()),
+    }
+}
