@@ -9,7 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::Failure;
-use crate::{manual, output, signals, untrusted};
+use crate::{block_cache, manual, output, signals, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -137,7 +137,6 @@ fn parse_by<T: clap::Parser>(
 ) -> Result<T, Failure> {
     let prefix = invocation.prefix();
     let last = arguments.last().cloned().unwrap_or_default();
-    let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     if let Some(operands) = invocation.operands {
         let help = help_of_operands(&command);
         let help = help.map_or_else(String::new, |text| {
@@ -150,14 +149,38 @@ fn parse_by<T: clap::Parser>(
     }
     let command = with_common_options(command, &prefix);
     let names = long_names(&command);
+    let arguments = completed(arguments, &names);
+    let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     let result = command.try_get_matches_from(all).and_then(|mut matches| {
         let value = matches.remove_one::<String>(untrusted::NAME);
-        Ok((value, T::from_arg_matches_mut(&mut matches)?))
+        let folder = matches.remove_one::<OsString>(block_cache::DIR);
+        let size = matches.remove_one::<String>(block_cache::SIZE);
+        let common = (value, folder, size);
+        Ok((common, T::from_arg_matches_mut(&mut matches)?))
     });
-    let (value, parsed) = result
+    let ((value, folder, size), parsed) = result
         .map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy(), &names))?;
     value.map_or(Ok(()), |value| untrusted::set(&value))?;
+    block_cache::set(folder.as_deref(), size.as_deref())?;
     Ok(parsed)
+}
+
+/// The arguments, with names in full for abbreviations that are unique without the options of the
+/// cache: QEMU, which does not have these, accepts them.
+fn completed(mut arguments: Vec<OsString>, names: &[String]) -> Vec<OsString> {
+    let is_own = |name: &&String| block_cache::is_option(name);
+    for argument in arguments.iter_mut().take_while(|a| *a != "--") {
+        let Some(text) = argument.to_str().and_then(|text| text.strip_prefix("--")) else {
+            continue;
+        };
+        let (given, value) = text.split_at(text.find('=').unwrap_or(text.len()));
+        let meant: Vec<_> = names.iter().filter(|n| n.starts_with(given)).collect();
+        let (own, others): (Vec<_>, Vec<_>) = meant.into_iter().partition(is_own);
+        if let ([name], false) = (&others[..], own.is_empty()) {
+            *argument = format!("--{name}{value}").into();
+        }
+    }
+    arguments
 }
 
 /// What the help says of the operands, which are one list to clap.
@@ -182,6 +205,21 @@ pub fn with_common_options(command: clap::Command, prefix: &str) -> clap::Comman
         .infer_long_args(true)
         .disable_version_flag(true)
         .arg(untrusted_option())
+        .args(cache_options())
+}
+
+/// The options of the cache, which every command has.
+fn cache_options() -> [clap::Arg; 2] {
+    let option = |name, value, help| {
+        (clap::Arg::new(name).long(name))
+            .value_name(value)
+            .help(help)
+    };
+    [
+        option(block_cache::DIR, "DIR", block_cache::DIR_HELP)
+            .value_parser(clap::value_parser!(OsString)),
+        option(block_cache::SIZE, "SIZE", block_cache::SIZE_HELP),
+    ]
 }
 
 /// `--untrusted`, which every command has.

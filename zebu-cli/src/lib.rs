@@ -2,6 +2,7 @@
 //! that tests and fuzzers reach qemu-io's command language. This is not a public API.
 
 mod appliance;
+mod block_cache;
 mod colours;
 mod commands;
 mod completions;

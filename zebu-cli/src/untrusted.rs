@@ -10,7 +10,7 @@ use zebu::Limits;
 use zebu::block::{OpenOptions, Policy};
 
 use crate::failure::Failure;
-use crate::{objects, size};
+use crate::{block_cache, objects, size};
 
 /// The option's name, without dashes.
 pub const NAME: &str = "untrusted";
@@ -68,4 +68,5 @@ pub fn defaults() -> OpenOptions {
     OpenOptions::default()
         .policy(policy())
         .objects(objects::all())
+        .block_cache(block_cache::get())
 }

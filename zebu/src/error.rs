@@ -292,7 +292,7 @@ fn format_kind(error: &FormatError) -> ErrorKind {
     }
 }
 
-fn io_errno(error: &io::Error) -> i32 {
+pub(crate) fn io_errno(error: &io::Error) -> i32 {
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<WithErrno>());
     let errno = inner.map(|inner| inner.errno);
     errno.or(error.raw_os_error()).unwrap_or(libc::EIO)

@@ -123,6 +123,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "zebu convert https://example.org/disk.qcow2 fetched.raw",
             ),
             (
+                "The same, with a cache for the next time",
+                "zebu convert --cache-dir cache https://example.org/disk.qcow2 fetched.raw",
+            ),
+            (
                 "From a stream",
                 "gzip -c disk.qcow2 | zebu convert - piped.raw",
             ),

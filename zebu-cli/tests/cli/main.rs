@@ -11,6 +11,7 @@ mod bench;
 mod bitmap;
 mod bitmap_damage;
 mod blkdebug;
+mod cache_dir;
 mod commit;
 mod completions;
 mod convert;

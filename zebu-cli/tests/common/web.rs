@@ -155,6 +155,13 @@ impl Web {
         self.shared.state().object = Arc::new(File::open(object).expect("object"));
     }
 
+    /// Serves another file with another ETag from now on.
+    pub fn publish(&self, object: &Path, etag: &str) {
+        let mut state = self.shared.state();
+        state.object = Arc::new(File::open(object).expect("object"));
+        state.behaviour.etag = Some(etag.into());
+    }
+
     /// How many requests there were.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::SeqCst)

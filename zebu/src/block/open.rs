@@ -20,6 +20,8 @@ use crate::drivers::{
     BackingName, BoxFuture, Format, Limits, OpenRequest, OtherFiles, Purpose, Qcow2Opening, Raw,
     RawPart, probe,
 };
+#[cfg(feature = "cache")]
+use crate::storage::BlockCache;
 use crate::storage::{
     Action, Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
 };
@@ -105,6 +107,9 @@ options! {
         pub snapshot: Option<SnapshotName>,
         /// Credentials and secrets by the ids that names may have.
         pub objects: Objects,
+        /// Where blocks of files on other machines are kept, which are opened to be read.
+        #[cfg(feature = "cache")]
+        pub block_cache: Option<BlockCache>,
     }
 }
 
@@ -599,7 +604,12 @@ impl Opening<'_> {
                         create: false,
                         cache,
                     };
-                    spec.open_async(how, &self.options.objects).await
+                    let opened = spec.open_async(how, &self.options.objects).await?;
+                    #[cfg(feature = "cache")]
+                    if let Some(cache) = self.options.block_cache.as_ref().filter(|_| !how.write) {
+                        return opened.cached(cache);
+                    }
+                    Ok(opened)
                 }
             }
         })

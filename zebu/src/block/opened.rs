@@ -26,6 +26,8 @@ use crate::storage::object::{StoreOptions, Upload};
 use crate::storage::rbd::{Rbd, RbdOptions};
 #[cfg(feature = "ssh")]
 use crate::storage::ssh::{Ssh, SshOptions, SshServer};
+#[cfg(feature = "cache")]
+use crate::storage::{BlockCache, Check, Version};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result};
 
@@ -43,7 +45,7 @@ pub enum OpenedFile {
     #[doc(hidden)]
     /// An object on another machine, which is only read.
     #[cfg(feature = "http")]
-    Object(Arc<dyn Storage>),
+    Object(Arc<Object>),
     #[doc(hidden)]
     /// An image in a Ceph cluster.
     #[cfg(feature = "rbd")]
@@ -238,6 +240,41 @@ impl OpenedFile {
         }
     }
 
+    /// The same file with a cache over it, if it is on another machine and was opened to be read.
+    /// If nothing tells whether its bytes change, it is left as it is, and the cache says so.
+    ///
+    /// # Errors
+    /// Those of [`Storage::len`](crate::Storage::len).
+    #[cfg(feature = "cache")]
+    pub fn cached(self, cache: &BlockCache) -> Result<OpenedFile> {
+        #[allow(unused_mut)]
+        let mut check: Option<Arc<dyn Check>> = None;
+        let version: Version = match &self {
+            #[cfg(feature = "http")]
+            OpenedFile::Object(object) => object.version().clone(),
+            #[cfg(feature = "rbd")]
+            OpenedFile::Rbd(rbd) => rbd.version().clone(),
+            #[cfg(feature = "ssh")]
+            OpenedFile::Ssh(ssh) => {
+                check = Some(ssh.clone());
+                ssh.version()
+            }
+            _ => return Ok(self),
+        };
+        let storage = self.storage();
+        match version {
+            Ok(words) => {
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                let cached = cache.over_checked(storage, &words, check)?;
+                Ok(OpenedFile::Over(cached, Box::new(self)))
+            }
+            Err(why) => {
+                cache.leave_out(&storage.path().display().to_string(), why);
+                Ok(self)
+            }
+        }
+    }
+
     /// Whether the file was there before it was opened to be created.
     pub fn existed(&self) -> Option<bool> {
         match self {
@@ -342,7 +379,9 @@ impl OpenedFile {
             (OpenedFile::Rbd(_), _) => None,
             #[cfg(feature = "ssh")]
             (OpenedFile::Ssh(_), _) => None,
-            (OpenedFile::Null(_) | OpenedFile::Over(..), _) => None,
+            // With a cache.
+            (OpenedFile::Over(_, below), _) => below.identity(spec)?,
+            (OpenedFile::Null(_), _) => None,
         })
     }
 }

@@ -9,6 +9,8 @@ mod ahead;
 pub(crate) mod blkdebug;
 mod blocks;
 mod buffer;
+#[cfg(feature = "cache")]
+mod cache;
 mod counted;
 pub(crate) mod engine;
 pub(crate) mod event;
@@ -53,6 +55,10 @@ pub(crate) use blkdebug::{Action, Blkdebug, BlkdebugLimits, Injection, IoKinds, 
 pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
+#[cfg(feature = "cache")]
+pub(crate) use cache::Check;
+#[cfg(feature = "cache")]
+pub use cache::{BlockCache, BlockCacheOptions};
 pub(crate) use counted::{Counted, Work};
 pub(crate) use engine::is_simulated;
 pub use engine::{EngineKind, OpKind};
@@ -242,6 +248,11 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         self.properties().is_remote
     }
 }
+
+/// What names an object on another machine and the state that it is in: two with the same words
+/// have the same bytes, for ever. Or why nothing tells that.
+#[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
+pub(crate) type Version = std::result::Result<Vec<String>, &'static str>;
 
 /// The storage below a filter.
 fn inner_of(inner: Option<&dyn Storage>) -> io::Result<&dyn Storage> {

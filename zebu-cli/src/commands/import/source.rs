@@ -20,7 +20,7 @@ use super::digest::{Digests, Hashing};
 use super::verdict::{Cause, Record, Trouble};
 use crate::options::NameOptions;
 use crate::streams::{self, Input};
-use crate::{objects, same_file, size};
+use crate::{block_cache, objects, same_file, size};
 
 /// Bytes that are read at a time, and pieces of that size that wait for the conversion.
 const PIECE: usize = 1 << 20;
@@ -55,6 +55,7 @@ impl Opened {
         };
         if let Some(file) = file.as_ref().filter(|file| file.is_object()) {
             let opened = file.open(OpenFile::default(), &objects::all());
+            let opened = opened.and_then(block_cache::over);
             let storage = opened.map_err(trouble)?.storage();
             return Ok(Opened {
                 bytes: Bytes::Object(storage),

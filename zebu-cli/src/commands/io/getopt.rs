@@ -4,6 +4,8 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+use crate::block_cache;
+
 /// A long option: its name, whether it takes a value, and the letter that
 /// [`Getopt`] reports for it.
 pub type Long = (&'static str, Takes, char);
@@ -125,11 +127,14 @@ impl<'a, T: Word + ?Sized> Getopt<'a, T> {
         if let Some(exact) = self.long.iter().find(|l| l.0 == name) {
             return Ok(exact);
         }
-        let mut candidates = self.long.iter().filter(|l| l.0.starts_with(name));
-        match (candidates.next(), candidates.next()) {
-            (Some(one), None) => Ok(one),
-            (None, _) => Err(format!("unrecognized option '--{text}'")),
-            (Some(a), Some(b)) => Err(format!(
+        let meant = self.long.iter().filter(|l| l.0.starts_with(name));
+        // An abbreviation that is unique in QEMU's program is here as well.
+        let (own, theirs): (Vec<&Long>, Vec<&Long>) =
+            meant.partition(|l| block_cache::is_option(l.0));
+        match (&*theirs, &*own) {
+            (&[one], _) | ([], &[one]) => Ok(one),
+            ([], []) => Err(format!("unrecognized option '--{text}'")),
+            ([a, b, ..], _) | ([], [a, b, ..]) => Err(format!(
                 "option '--{text}' is ambiguous; possibilities: '--{}' '--{}'",
                 a.0, b.0
             )),

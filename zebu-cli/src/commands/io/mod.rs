@@ -32,7 +32,7 @@ use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, with_common_options, with_usage};
-use crate::{manual, objects, untrusted};
+use crate::{block_cache, manual, objects, untrusted};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
@@ -40,6 +40,8 @@ use session::Session;
 const LONG: &[Long] = &[
     ("aio", Takes::Value, 'i'),
     ("cache", Takes::Value, 't'),
+    (block_cache::DIR, Takes::Value, 'D'),
+    (block_cache::SIZE, Takes::Value, 'S'),
     ("cmd", Takes::Value, 'c'),
     ("copy-on-read", Takes::Nothing, 'C'),
     ("discard", Takes::Value, 'd'),
@@ -175,6 +177,7 @@ pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
 
 fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure> {
     let mut all = Arguments::default();
+    let (mut cache, mut cache_size) = (None, None);
     let mut options = Getopt::new(words, "hVc:d:f:rsnCmki:t:T:U", LONG);
     for option in options.by_ref() {
         match option.map_err(|e| Failure::new(e).with_hint())? {
@@ -182,6 +185,8 @@ fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure
             ('f', Some(name)) => all.opening.format = Some(name.to_string_lossy().into_owned()),
             ('I', _) => all.image_opts = true,
             ('Y', value) => untrusted::set(&value.unwrap_or_default().to_string_lossy())?,
+            ('D', folder) => cache = folder,
+            ('S', size) => cache_size = size.map(OsStr::to_string_lossy),
             ('h', _) => all.text = Some(help(invocation)),
             ('V', _) => all.text = Some(version(invocation)),
             ('O', text) => objects::add(text.unwrap_or_default())?,
@@ -191,6 +196,7 @@ fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure
             }
         }
     }
+    block_cache::set(cache, cache_size.as_deref())?;
     if all.image_opts && all.opening.format.is_some() {
         let text = "--image-opts and -f are mutually exclusive";
         return Err(Failure::new(text));

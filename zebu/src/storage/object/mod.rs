@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Iov, OpKind, Properties, Queue, Started, Storage};
+use super::{Iov, OpKind, Properties, Queue, Started, Storage, Version};
 use crate::{Error, Result};
 use client::{Client, Reading, in_time};
 pub(crate) use http::{Access, HttpOptions, Login};
@@ -80,9 +80,10 @@ pub(crate) enum Place {
 
 /// An open object.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub struct Object {
     client: Arc<Client>,
     properties: Properties,
+    version: Version,
 }
 
 impl Object {
@@ -90,7 +91,7 @@ impl Object {
     ///
     /// # Errors
     /// [`Error::Refused`] if there is none, or the server does not let it be read.
-    pub async fn open(place: Place, options: ObjectOptions) -> Result<Object> {
+    pub(crate) async fn open(place: Place, options: ObjectOptions) -> Result<Object> {
         let runtime = runtime::handle()?;
         let (sender, receiver) = futures_channel::oneshot::channel();
         let own = runtime.clone();
@@ -107,12 +108,18 @@ impl Object {
     ///
     /// # Errors
     /// Those of [`Object::open`].
-    pub fn open_blocking(place: Place, options: ObjectOptions) -> Result<Object> {
+    pub(crate) fn open_blocking(place: Place, options: ObjectOptions) -> Result<Object> {
         let runtime = runtime::handle()?;
         let (sender, receiver) = std::sync::mpsc::channel();
         runtime.spawn(async move { sender.send(Object::open(place, options).await) });
         let gone = |_| io::Error::other("the thread of requests has panicked");
         receiver.recv().map_err(gone)?
+    }
+
+    /// Which bytes it has.
+    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
+    pub(crate) fn version(&self) -> &Version {
+        &self.version
     }
 }
 
@@ -151,6 +158,7 @@ async fn open(
             },
         }
     };
+    let version = opened.version.clone();
     let reading = Reading {
         name: options.name.display().to_string(),
         connections: options.connections.unwrap_or(CONNECTIONS),
@@ -165,6 +173,7 @@ async fn open(
             is_remote: true,
             ..Properties::PLAIN
         },
+        version,
     })
 }
 

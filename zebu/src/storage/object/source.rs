@@ -7,6 +7,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 
 use super::failure::Trouble;
+use crate::storage::Version;
 
 /// A future of the runtime's thread.
 pub(super) type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send + 'a>>;
@@ -34,6 +35,7 @@ pub(super) struct Opened {
     pub length: u64,
     /// Whether ranges can be read.
     pub has_ranges: bool,
+    pub version: Version,
     /// The bytes from the first on: all, or some.
     pub first: Box<dyn Body>,
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
@@ -25,6 +25,7 @@ use object_store::{
 use super::blocks::BLOCK;
 use super::failure::{Pause, Trouble};
 use super::source::{Body, Here, Opened, Source, Task};
+use crate::storage::Version;
 
 /// Which protocol an object store speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +67,7 @@ impl<T: ObjectStore + MultipartStore> Store for T {}
 
 /// Opens an object: asks for its first block.
 pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Opened, Trouble> {
-    let store = connect(options, timeout)?;
+    let (store, place) = connect(options, timeout)?;
     let path = Path::parse(&options.key).map_err(|e| Trouble::lasting(e.to_string()))?;
     let mut source = StoredObject {
         store,
@@ -89,20 +90,37 @@ pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Op
         }
     };
     let length = meta.size;
+    let version = version(options, place, &meta);
     source.meta = Some(meta);
     Ok(Opened {
         source: Box::new(source),
         length,
         has_ranges: true,
+        version,
         first,
     })
 }
 
-/// The store that an object is in. Asks it nothing.
+/// Which bytes an object of the store `place` has.
+fn version(options: &StoreOptions, place: String, meta: &ObjectMeta) -> Version {
+    let etag = meta.e_tag.as_ref().filter(|etag| !etag.starts_with("W/"));
+    let etag = etag.ok_or("the store tells no strong ETag")?;
+    Ok(vec![
+        options.kind.name().into(),
+        place,
+        options.bucket.clone(),
+        options.key.clone(),
+        etag.clone(),
+        meta.last_modified.to_rfc3339(),
+        meta.size.to_string(),
+    ])
+}
+
+/// The store that an object is in, and what tells it from others of its kind. Asks it nothing.
 pub(super) fn connect(
     options: &StoreOptions,
     timeout: Duration,
-) -> Result<Arc<dyn Store>, Trouble> {
+) -> Result<(Arc<dyn Store>, String), Trouble> {
     let client = ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(timeout);
@@ -120,45 +138,37 @@ pub(super) fn connect(
             let mut endpoint = endpoint
                 .iter()
                 .filter_map(|key| builder.get_config_value(key));
-            let is_plain = endpoint
-                .next()
-                .is_some_and(|url| url.starts_with("http://"));
+            let place = endpoint.next().unwrap_or_default();
+            let is_plain = place.starts_with("http://");
             builder = builder.with_client_options(client.with_allow_http(is_plain));
-            Arc::new(
-                builder
-                    .with_bucket_name(bucket)
-                    .with_retry(retry)
-                    .build()
-                    .map_err(wrong)?,
-            )
+            let builder = builder.with_bucket_name(bucket).with_retry(retry);
+            (Arc::new(builder.build().map_err(wrong)?), place)
         }
         StoreKind::Google => {
             let builder = GoogleCloudStorageBuilder::from_env();
             let base = "google_base_url".parse().ok();
             let base = base.and_then(|key| builder.get_config_value(&key));
-            let is_plain = base.is_some_and(|url| url.starts_with("http://"));
-            Arc::new(
-                builder
-                    .with_client_options(client.with_allow_http(is_plain))
-                    .with_bucket_name(bucket)
-                    .with_retry(retry)
-                    .build()
-                    .map_err(wrong)?,
-            )
+            let place = base.unwrap_or_default();
+            let builder = builder
+                .with_client_options(client.with_allow_http(place.starts_with("http://")))
+                .with_bucket_name(bucket)
+                .with_retry(retry);
+            (Arc::new(builder.build().map_err(wrong)?), place)
         }
         StoreKind::Azure => {
             let builder = MicrosoftAzureBuilder::from_env();
             let endpoint = "azure_storage_endpoint".parse().ok();
-            let endpoint = endpoint.and_then(|key| builder.get_config_value(&key));
-            let is_plain = endpoint.is_some_and(|url| url.starts_with("http://"));
-            Arc::new(
-                builder
-                    .with_client_options(client.with_allow_http(is_plain))
-                    .with_container_name(bucket)
-                    .with_retry(retry)
-                    .build()
-                    .map_err(wrong)?,
-            )
+            let value = |key| builder.get_config_value(&key).unwrap_or_default();
+            let endpoint = endpoint.map(value).unwrap_or_default();
+            let is_plain = endpoint.starts_with("http://");
+            let account = value(AzureConfigKey::AccountName);
+            let emulator = value(AzureConfigKey::UseEmulator);
+            let builder = builder
+                .with_client_options(client.with_allow_http(is_plain))
+                .with_container_name(bucket)
+                .with_retry(retry);
+            let place = [endpoint, account, emulator].join(" ");
+            (Arc::new(builder.build().map_err(wrong)?), place)
         }
     })
 }

@@ -104,7 +104,7 @@ impl Upload {
         let store = {
             // Its client belongs to the runtime.
             let _inside = runtime.enter();
-            store::connect(options, timeout).map_err(refused)?
+            store::connect(options, timeout).map_err(refused)?.0
         };
         let path = Path::parse(&options.key).map_err(|e| Error::Refused(e.to_string()))?;
         let (own, to, until) = (store.clone(), path.clone(), stop.clone());

@@ -7,7 +7,7 @@ use std::sync::{RwLock, RwLockReadGuard};
 
 use super::library::{Ceph, Handle, ceph};
 use super::{RbdOptions, refused};
-use crate::storage::StorageExtent;
+use crate::storage::{StorageExtent, Version};
 use crate::{Error, Result};
 
 /// `RBD_FEATURE_FAST_DIFF`: differences come from the map of objects.
@@ -25,6 +25,7 @@ pub(super) struct Image {
     name: CString,
     /// Bytes of an object.
     object_size: u64,
+    version: Version,
 }
 
 /// The handle of an image that is open.
@@ -168,12 +169,23 @@ impl Image {
         // SAFETY: as above; the structure has room there.
         check(unsafe { (rbd.rbd_stat)(image, info.as_mut_ptr().cast(), size) })
             .map_err(|e| refused("error getting image info", e))?;
+        let version = match &snapshot {
+            Some(snapshot) => version(&pool, &open, options, snapshot),
+            None => Err("only snapshots stay as they are"),
+        };
         Ok(Image {
             pool,
             name,
             open: RwLock::new(Some(open)),
             object_size: info[1].max(1),
+            version,
         })
+    }
+
+    /// Which bytes it has.
+    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
+    pub fn version(&self) -> &Version {
+        &self.version
     }
 
     /// The open image, for calls.
@@ -276,6 +288,47 @@ impl Image {
             }))
         })
     }
+}
+
+/// Which bytes a snapshot has. The numbers of pools, images and snapshots are given once.
+fn version(pool: &Pool, open: &Open, options: &RbdOptions, snapshot: &CString) -> Version {
+    let (rados, rbd) = (&pool.ceph.rados, &pool.ceph.rbd);
+    let unknown = |_| "the cluster does not tell its number and that of the snapshot";
+    let (mut cluster, mut image, mut number) = ([0u8; 64], [0u8; 256], 0);
+    // SAFETY: the pointers are valid during the calls, and the buffers as long as they say.
+    let pool_number = unsafe {
+        check((rados.rados_cluster_fsid)(
+            pool.cluster,
+            cluster.as_mut_ptr().cast(),
+            cluster.len(),
+        ))
+        .map_err(unknown)?;
+        check((rbd.rbd_get_id)(
+            open.image,
+            image.as_mut_ptr().cast(),
+            image.len(),
+        ))
+        .map_err(unknown)?;
+        check((rbd.rbd_snap_get_id)(
+            open.image,
+            snapshot.as_ptr(),
+            &mut number,
+        ))
+        .map_err(unknown)?;
+        (rados.rados_ioctx_get_id)(pool.pool)
+    };
+    let text = |bytes: &[u8]| -> String {
+        let end = bytes.iter().position(|byte| *byte == 0);
+        String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
+    };
+    Ok(vec![
+        "rbd".into(),
+        text(&cluster),
+        pool_number.to_string(),
+        options.namespace.clone(),
+        text(&image),
+        number.to_string(),
+    ])
 }
 
 /// The first extent of a difference.

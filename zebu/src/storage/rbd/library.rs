@@ -47,8 +47,10 @@ functions! {
     rados_conf_set: fn(Handle, *const c_char, *const c_char) -> c_int,
     rados_connect: fn(Handle) -> c_int,
     rados_shutdown: fn(Handle),
+    rados_cluster_fsid: fn(Handle, *mut c_char, usize) -> c_int,
     rados_ioctx_create: fn(Handle, *const c_char, *mut Handle) -> c_int,
     rados_ioctx_set_namespace: fn(Handle, *const c_char),
+    rados_ioctx_get_id: fn(Handle) -> i64,
     rados_ioctx_destroy: fn(Handle),
 }
 
@@ -62,6 +64,8 @@ functions! {
     rbd_close: fn(Handle) -> c_int,
     rbd_resize: fn(Handle, u64) -> c_int,
     rbd_get_size: fn(Handle, *mut u64) -> c_int,
+    rbd_get_id: fn(Handle, *mut c_char, usize) -> c_int,
+    rbd_snap_get_id: fn(Handle, *const c_char, *mut u64) -> c_int,
     rbd_get_features: fn(Handle, *mut u64) -> c_int,
     rbd_get_flags: fn(Handle, *mut u64) -> c_int,
     rbd_stat: fn(Handle, *mut c_void, usize) -> c_int,

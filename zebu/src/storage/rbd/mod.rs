@@ -91,6 +91,12 @@ impl Rbd {
         })
     }
 
+    /// Which bytes it has.
+    #[cfg(feature = "cache")]
+    pub(crate) fn version(&self) -> &super::Version {
+        self.shared.image.version()
+    }
+
     /// As [`Rbd::open`] without blocking: another thread connects.
     ///
     /// # Errors

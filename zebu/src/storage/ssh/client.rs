@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use super::connection::{Connection, File, Limits};
 use super::failure::SshError;
 use super::options::SshOptions;
-use super::packet::{Data, Packet, Reply, Status};
+use super::packet::{Attributes, Data, Packet, Reply, Status};
 
 /// Requests in flight at most, as OpenSSH's own program has.
 const MOST: usize = 64;
@@ -65,6 +65,9 @@ pub(super) enum Request {
     SetLength(u64),
     Flush,
     Remove,
+    /// What the server says of the file.
+    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
+    Stat,
 }
 
 impl Request {
@@ -72,7 +75,7 @@ impl Request {
     fn bytes(self) -> u64 {
         match self {
             Request::Read(_, length) | Request::Write(_, length) => length.into(),
-            Request::SetLength(_) | Request::Flush | Request::Remove => 0,
+            Request::SetLength(_) | Request::Flush | Request::Remove | Request::Stat => 0,
         }
     }
 
@@ -84,6 +87,7 @@ impl Request {
             Request::SetLength(_) => "change the length",
             Request::Flush => "flush",
             Request::Remove => "remove the file",
+            Request::Stat => "read file attributes",
         }
     }
 }
@@ -92,6 +96,8 @@ impl Request {
 pub(super) enum Answer {
     Done,
     Data(Data),
+    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
+    Attributes(Attributes),
     /// A read behind the end of the file.
     End,
 }
@@ -162,12 +168,19 @@ impl Shared {
         SshError::broken(&self.options.server.to_string(), what)
     }
 
+    /// The error of a file that is not as it was opened.
+    #[cfg(feature = "cache")]
+    pub fn changed(&self) -> SshError {
+        let error = self.broken("the file has changed since it was opened");
+        error.with_errno(libc::ESTALE)
+    }
+
     /// The error of a request that the server did not carry out.
     pub fn status(&self, doing: &str, status: &Status) -> SshError {
         SshError::status(&self.options.server.to_string(), doing, status)
     }
 
-    /// Makes a request. `packet` makes its packet, unless it is a read. The request is sent at once
+    /// Makes a request. `packet` makes its packet, unless it only reads. The request is sent at once
     /// if that many may be in flight.
     pub fn submit(
         self: &Arc<Self>,
@@ -176,7 +189,7 @@ impl Shared {
     ) -> Waiting {
         // The copy of the data is made without the lock.
         let packet = match request {
-            Request::Read(..) => None,
+            Request::Read(..) | Request::Stat => None,
             _ => Some(packet(&self.file.handle)),
         };
         let mut state = self.state();
@@ -249,8 +262,13 @@ impl Shared {
             (Request::Read(..), Reply::Status(status)) if status.code == Status::EOF => {
                 Ok(Ok(Answer::End))
             }
-            (Request::Read(..), Reply::Status(status)) if status.code == Status::OK => {
+            (Request::Read(..) | Request::Stat, Reply::Status(status))
+                if status.code == Status::OK =>
+            {
                 Err("it answers a read without data")
+            }
+            (Request::Stat, Reply::Attributes(attributes)) => {
+                Ok(Ok(Answer::Attributes(attributes)))
             }
             (request, Reply::Status(status)) if status.code == Status::OK => {
                 match request {
@@ -343,7 +361,8 @@ impl State {
             let packet = match (slot.packet.take(), slot.request) {
                 (Some(packet), _) => packet,
                 (None, Request::Read(offset, length)) => Packet::read(handle, offset, length),
-                (None, _) => unreachable!("only reads are sent again"),
+                (None, Request::Stat) => Packet::stat(handle),
+                (None, _) => unreachable!("only what reads is sent again"),
             };
             slot.is_sent = true;
             self.in_flight += 1;

@@ -25,6 +25,12 @@ impl SshError {
         }
     }
 
+    /// The same with another number.
+    #[cfg(feature = "cache")]
+    pub fn with_errno(self, errno: i32) -> SshError {
+        SshError { errno, ..self }
+    }
+
     /// A status that is an error, which the server gave to what `doing` says.
     pub fn status(server: &str, doing: &str, status: &Status) -> SshError {
         let (errno, what) = match status.code {

@@ -18,6 +18,7 @@
 //! | `client.rs` | requests in flight |
 //! | `threads.rs` | writing, reading, lost connections |
 //! | `operation.rs` | the requests of each operation |
+//! | `version.rs` | whether a file is as it was |
 
 mod client;
 mod connection;
@@ -27,8 +28,12 @@ mod options;
 mod packet;
 mod program;
 mod threads;
+#[cfg(feature = "cache")]
+mod version;
 
 use std::io;
+#[cfg(feature = "cache")]
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{Iov, OpKind, Properties, Queue, Started, Storage};
@@ -83,6 +88,12 @@ impl Ssh {
         receiver.await.map_err(gone)?
     }
 
+    /// Which bytes it has.
+    #[cfg(feature = "cache")]
+    pub(crate) fn version(&self) -> super::Version {
+        self.client.version()
+    }
+
     /// Whether it was not there before it was opened.
     pub(crate) fn was_created(&self) -> bool {
         self.was_created
@@ -94,6 +105,13 @@ impl Ssh {
     /// Those of the server.
     pub(crate) fn remove(&self) -> io::Result<()> {
         operation::remove(&self.client)
+    }
+}
+
+#[cfg(feature = "cache")]
+impl super::Check for Ssh {
+    fn check(&self) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>> {
+        Box::pin(self.client.check())
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use reqwest::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, LAST_MODIFIED,
-    RETRY_AFTER,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderName,
+    LAST_MODIFIED, RETRY_AFTER,
 };
 use reqwest::{Response, StatusCode};
 
@@ -36,6 +36,20 @@ impl Identity {
         self.etag.as_deref().or(self.modified.as_deref())
     }
 
+    /// What tells that the bytes are the same for ever: the ETag, or else the date of change. The
+    /// object could change again within the second of that, so it must be over for long enough by
+    /// the server's own clock (RFC 9110, section 8.8.2.2). None: nothing does.
+    pub fn version(&self, headers: &HeaderMap) -> Option<Vec<String>> {
+        const OLD: i64 = 60;
+        let length = self.length?.to_string();
+        if let Some(etag) = &self.etag {
+            return Some(vec!["etag".into(), etag.clone(), length]);
+        }
+        let modified = self.modified.as_ref()?;
+        let age = seconds(text(headers, DATE)?)? - seconds(modified)?;
+        (age >= OLD).then(|| vec!["modified".into(), modified.clone(), length])
+    }
+
     /// Whether an answer is of the same object, as far as both tell.
     pub fn check(&self, other: &Identity) -> Result<(), Trouble> {
         let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
@@ -52,6 +66,23 @@ impl Identity {
         let what = format!("The object has changed since it was opened ({what})");
         Err(Trouble::Changed(what))
     }
+}
+
+/// The seconds since 1970 of a date as servers write it: `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn seconds(date: &str) -> Option<i64> {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let date = date.split_once(", ")?.1.strip_suffix(" GMT")?;
+    let mut words = date.split([' ', ':']);
+    let day: i64 = words.next()?.parse().ok()?;
+    let month = words.next().filter(|month| month.len() == 3)?;
+    let month = MONTHS.find(month).filter(|at| at % 3 == 0)? as i64 / 3;
+    let mut number = || words.next()?.parse::<u16>().ok().map(i64::from);
+    let (year, hour, minute, second) = (number()?, number()?, number()?, number()?);
+    // Years begin in March here, so the day that some years have more is the last one.
+    let (year, month) = (year - i64::from(month < 2), (month + 10) % 12);
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day;
+    // Those from the first of March of the year 0 to the end of 1969.
+    Some((days - 719_469) * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
 /// A header as text.
@@ -163,6 +194,51 @@ mod tests {
             ("bytes 0-18446744073709551616/*", None),
         ] {
             assert_eq!(ContentRange::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn dates_are_read() {
+        for (date, expected) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", Some(0)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777)),
+            ("Tue, 29 Feb 2000 23:59:59 GMT", Some(951_868_799)),
+            ("Wed, 01 Mar 2000 00:00:00 GMT", Some(951_868_800)),
+            ("Thu, 31 Dec 2099 23:59:59 GMT", Some(4_102_444_799)),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", None),
+            ("Sun Nov  6 08:49:37 1994", None),
+            ("Sun, 06 Nov 1994 08:49 GMT", None),
+            ("Sun, 06 ovD 1994 08:49:37 GMT", None),
+            ("", None),
+        ] {
+            assert_eq!(seconds(date), expected, "{date}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_strong_is_a_version() {
+        let version = |lines: &[(HeaderName, &str)]| {
+            let lines = lines.iter().cloned();
+            let headers: HeaderMap = lines.map(|(k, v)| (k, v.parse().unwrap())).collect();
+            Identity::of(&headers, Some(5)).version(&headers)
+        };
+        let (then, later) = (
+            "Sun, 06 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 08:50:37 GMT",
+        );
+        let soon = "Sun, 06 Nov 1994 08:50:36 GMT";
+        let etag = version(&[(ETAG, "\"a\""), (LAST_MODIFIED, then)]);
+        assert_eq!(etag.unwrap(), ["etag", "\"a\"", "5"]);
+        let modified = version(&[(ETAG, "W/\"a\""), (LAST_MODIFIED, then), (DATE, later)]);
+        assert_eq!(modified.unwrap(), ["modified", then, "5"]);
+        for lines in [
+            &[(ETAG, "W/\"a\"")][..],
+            &[(LAST_MODIFIED, then)],
+            &[(LAST_MODIFIED, then), (DATE, soon)],
+            &[(LAST_MODIFIED, later), (DATE, then)],
+            &[],
+        ] {
+            assert_eq!(version(lines), None, "{lines:?}");
         }
     }
 

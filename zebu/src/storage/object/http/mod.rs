@@ -65,7 +65,14 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
         },
         _ => return Err(answer::trouble(&response)),
     };
-    server.identity = Some(Identity::of(headers, Some(length)));
+    let identity = Identity::of(headers, Some(length));
+    let version = match identity.version(headers) {
+        Some(version) => Ok([options.words(), version].concat()),
+        None => {
+            Err("the server tells neither a strong ETag nor a date of change that is a minute old")
+        }
+    };
+    server.identity = Some(identity);
     let first: Box<dyn Body> = match length {
         0 => Box::new(Here(None)),
         _ => Box::new(Answer(response)),
@@ -74,6 +81,7 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
         source: Box::new(server),
         length,
         has_ranges,
+        version,
         first,
     })
 }

@@ -20,6 +20,21 @@ pub(crate) struct HttpOptions {
     pub authorities: Option<PathBuf>,
 }
 
+impl HttpOptions {
+    /// What names the object, and by what it is known that its server is the one. Passwords do not
+    /// count: whoever has none is refused before any byte is read.
+    pub fn words(&self) -> Vec<String> {
+        let user = self.access.login.as_ref().map(|login| login.user.clone());
+        let authorities = self.authorities.as_ref();
+        vec![
+            self.url.to_string(),
+            user.unwrap_or_default(),
+            self.verify.to_string(),
+            authorities.map_or(String::new(), |path| path.display().to_string()),
+        ]
+    }
+}
+
 /// Credentials.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access {
