@@ -19,6 +19,13 @@ import tomllib
 import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# What the toolchain of scripts/static.sh links besides the crates; the texts are in packaging/licenses.
+TOOLCHAIN = {
+    "rust": "the Rust standard library: MIT OR Apache-2.0",
+    "musl": "musl: MIT",
+    "zig": "zig's parts of the C library and of the compiler's runtime: MIT",
+    "libunwind": "LLVM's libunwind: Apache-2.0 WITH LLVM-exception",
+}
 NAMES = re.compile(r"(?i)^(licen[cs]e|copying|copyright|notice|unlicense)([-._].*)?$")
 
 
@@ -159,7 +166,9 @@ def texts(package):
 def third_party(packages, linked):
     """The texts, each once, after the files that have it."""
     users = {}
-    lines = ["zebu is linked with these crates, the Rust standard library and, in static builds, musl (both MIT).", ""]
+    lines = ["The static program zebu is linked with:", "", *TOOLCHAIN.values()]
+    for name, what in TOOLCHAIN.items():
+        users[(ROOT / f"packaging/licenses/{name}.txt").read_text().strip()] = [what]
     for key in sorted(linked, key=lambda key: packages[key]["name"]):
         package = packages[key]
         if not linked[key] or package["source"] is None:

@@ -22,7 +22,8 @@ PATH=$PWD/$tools/bin:$PATH
 CARGO_ZIGBUILD_ZIG_PATH=$(ls -d "$PWD"/$tools/lib/python3*/site-packages/ziglang/zig)
 export PATH CARGO_ZIGBUILD_ZIG_PATH
 
-build_std="" link=""
+# Position independent, so that its addresses are random; zig does not know the `-static-pie` of the compiler.
+build_std="" link="-- -C link-arg=-pie"
 cargo=${CARGO_HOME:-$HOME/.cargo}
 remap="$cargo=/cargo $PWD=/zebu"
 if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ] && ! rustup target add "$target"; then
@@ -31,7 +32,7 @@ if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ] && ! rustup targe
     export RUSTC_BOOTSTRAP=1 __CARGO_TESTS_ONLY_SRC_ROOT="$ZEBU_RUST_SRC"
     build_std="-Zbuild-std=std,panic_abort"
     # The start files are zig's: those of the library that rustup brings are missing.
-    link="-- -C link-self-contained=no"
+    link="$link -C link-self-contained=no"
     remap="$remap $ZEBU_RUST_SRC=/rust/library"
 fi
 RUSTFLAGS="" CFLAGS=""
