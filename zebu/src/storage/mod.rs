@@ -9,7 +9,11 @@ mod ahead;
 pub(crate) mod blkdebug;
 mod blocks;
 mod buffer;
+#[cfg(any(feature = "nbd", feature = "rbd", feature = "ssh"))]
+mod connect;
 mod counted;
+#[cfg(any(feature = "nbd", feature = "rbd", feature = "ssh"))]
+mod dropped;
 pub(crate) mod engine;
 pub(crate) mod event;
 mod extent;
