@@ -29,7 +29,7 @@ mod wire;
 use std::io;
 use std::sync::Arc;
 
-use super::{Alignment, Blocks, Iov, OpKind, Properties, Queue, Started, Storage};
+use super::{Alignment, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, connect};
 use client::Client;
 pub use failure::NbdError;
 pub(crate) use options::uri;

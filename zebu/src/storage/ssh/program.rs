@@ -231,7 +231,7 @@ mod tests {
         let line = b"a line of a server\n";
         while theirs.write_all(line).is_ok() {}
         assert!(errors.stream_position().unwrap() > MESSAGES - line.len() as u64);
-        assert!(said(&mut errors).ends_with("a line of a server"));
+        assert!(said(&mut errors).contains("a line of a server"));
         assert_eq!(errors.metadata().unwrap().len(), MESSAGES);
         assert_eq!(said(&mut messages().unwrap()), "");
     }
