@@ -43,6 +43,28 @@ impl Ceph {
         run(lab, &self.variables, args)
     }
 
+    /// Runs commands of `io` on a raw image.
+    fn io(&self, lab: &Lab, image: &str, commands: &[&str]) {
+        let commands = commands.iter().flat_map(|command| ["-c", command]);
+        let name = self.name(image);
+        let args = ["io", "-f", "raw"].into_iter().chain(commands);
+        let args: Vec<&str> = args.chain([&*name]).collect();
+        self.zebu(lab, &args).ok(image);
+    }
+
+    /// Whether zebu reads what Ceph's program `rbd` exports.
+    fn is_as_exported(&self, lab: &Lab, image: &str) {
+        self.rbd(lab, &format!("export --no-progress @-{image} theirs.raw"));
+        let name = self.name(image);
+        self.zebu(
+            lab,
+            &["convert", "-f", "raw", "-O", "raw", &name, "out.raw"],
+        )
+        .ok(image);
+        lab.assert_same_bytes("out.raw", "theirs.raw", image);
+        std::fs::remove_file(lab.path("theirs.raw")).unwrap();
+    }
+
     /// Runs Ceph's program `rbd`, with `@` for the test's prefix.
     fn rbd(&self, lab: &Lab, args: &str) {
         let args = args.replace('@', &self.prefix).replace('#', "@");
@@ -225,4 +247,167 @@ fn ceph_is_seen_as_by_qemu() {
     answer.fails_with("The input is read from this file");
     let answer = ceph.zebu(&lab, &["info", "--untrusted", &name]);
     answer.fails_with("must be a path");
+}
+
+/// Objects that do not follow each other, and those of an image that was cloned from.
+#[test]
+fn ceph_has_clones_and_stripes() {
+    let Some(ceph) = Ceph::find() else { return };
+    if beyond_qemu("librbd") {
+        return;
+    }
+    let lab = Lab::new();
+    ceph.rbd(&lab, "create --size 13M --object-size 1M @-parent");
+    let script = [
+        "write -P 1 1M 1M",
+        "write -P 2 6M 512k",
+        "write -P 3 12M 1M",
+    ];
+    ceph.io(&lab, "parent", &script);
+    ceph.rbd(&lab, "snap create @-parent#s");
+    ceph.rbd(&lab, "snap protect @-parent#s");
+    for size in ["512K", "1M", "4M"] {
+        ceph.rbd(
+            &lab,
+            &format!("clone --object-size {size} @-parent#s @-clone-{size}"),
+        );
+        ceph.rbd(
+            &lab,
+            &format!("resize --no-progress --size 30M @-clone-{size}"),
+        );
+        let image = format!("clone-{size}");
+        ceph.is_as_exported(&lab, &image);
+        ceph.io(
+            &lab,
+            &image,
+            &[
+                "write -P 4 9M 300k",
+                "write -z -u 1M 256k",
+                "write -P 5 25M 1",
+            ],
+        );
+        ceph.is_as_exported(&lab, &image);
+    }
+    let striped = "create --size 40M --object-size 1M --stripe-unit 64K --stripe-count 4 @-striped";
+    ceph.rbd(&lab, striped);
+    ceph.io(
+        &lab,
+        "striped",
+        &[
+            "write -P 1 192k 64k",
+            "write -P 2 9000k 1M",
+            "write -P 3 20M 1",
+        ],
+    );
+    ceph.is_as_exported(&lab, "striped");
+}
+
+/// Zeroes of any range, and an option of the configuration in a name.
+#[test]
+fn ceph_zeroes_any_range() {
+    let Some(ceph) = Ceph::find() else { return };
+    if beyond_qemu("librbd") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("img create -f raw here.raw 24M");
+    let name = format!("{}:rbd_default_order=20", ceph.name("zeroes"));
+    ceph.zebu(&lab, &["create", "-f", "raw", &name, "24M"])
+        .ok("create");
+    let script = [
+        "write -P 7 0 24M",
+        "write -z 100 300",
+        "write -z -u 5000 10000",
+        "write -z 1000000 3000001",
+        "write -z -u 5000001 3000000",
+        "discard 9M 3M",
+        "write -z 9M 3M",
+        "write -z -u 25165823 1",
+        "flush",
+    ];
+    ceph.io(&lab, "zeroes", &script);
+    let args = script.iter().flat_map(|command| ["-c", command]);
+    let args: Vec<&str> = ["io", "-f", "raw"]
+        .into_iter()
+        .chain(args)
+        .chain(["here.raw"])
+        .collect();
+    lab.zebu(&args).ok("here");
+    ceph.is_as_exported(&lab, "zeroes");
+    lab.assert_same_bytes("out.raw", "here.raw", "zeroes");
+    let program = ceph.conf.with_file_name("rbd");
+    let image = format!("{}-zeroes", ceph.prefix);
+    let info = lab.run(&program, &["info", &image], b"", &Limits::default());
+    assert!(info.out.contains("order 20 (1 MiB objects)"), "{info:#?}");
+}
+
+/// A file of the current directory could be anyone's.
+#[test]
+fn ceph_is_not_configured_by_the_current_directory() {
+    let Some(ceph) = Ceph::find() else { return };
+    if beyond_qemu("librbd") {
+        return;
+    }
+    let lab = Lab::new();
+    let log = lab.path("log");
+    let conf = std::fs::read_to_string(&ceph.conf).unwrap();
+    let conf = conf.replace("\nlog file =", &format!("\nlog file = {}", log.display()));
+    std::fs::write(lab.path("ceph.conf"), conf).unwrap();
+    let answer = run(&lab, "HOME='/nonexistent'", &["info", "rbd:rbd/none"]);
+    answer.fails_with("error connecting");
+    assert!(!log.exists());
+    let name = format!("rbd:rbd/none:conf={}", lab.path("ceph.conf").display());
+    let args = [
+        "create",
+        "-u",
+        "-f",
+        "qcow2",
+        "-b",
+        &name,
+        "-F",
+        "raw",
+        "top.qcow2",
+        "1M",
+    ];
+    lab.zebu(&args).ok("create");
+    let answer = lab.zebu(&["convert", "-O", "raw", "top.qcow2", "out.raw"]);
+    answer.fails_with("no configuration of a cluster");
+}
+
+/// The OSD stops for some seconds while writes are in flight.
+#[test]
+fn ceph_that_does_not_answer_is_waited_for() {
+    let Some(ceph) = Ceph::find() else { return };
+    if beyond_qemu("librbd") {
+        return;
+    }
+    let pid = std::fs::read_to_string(ceph.conf.with_file_name("osd.0.pid")).unwrap();
+    let signal = |signal: &str| {
+        let args = [signal, pid.trim()];
+        assert!(
+            std::process::Command::new("kill")
+                .args(args)
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    let lab = images(64 << 20);
+    for format in ["raw", "qcow2"] {
+        let name = ceph.name(&format!("stopped-{format}"));
+        std::thread::scope(|scope| {
+            let args = ["convert", "-O", format, "-r", "24M", "x.qcow2", &name];
+            let (ceph, lab) = (&ceph, &lab);
+            let convert = scope.spawn(move || ceph.zebu(lab, &args));
+            for _ in 0..2 {
+                std::thread::sleep(std::time::Duration::from_millis(700));
+                signal("-STOP");
+                std::thread::sleep(std::time::Duration::from_secs(3));
+                signal("-CONT");
+            }
+            convert.join().unwrap().ok(format);
+        });
+        let args = ["compare", "-f", "qcow2", "-F", format, "x.qcow2", &name];
+        ceph.zebu(&lab, &args).ok(format);
+    }
 }

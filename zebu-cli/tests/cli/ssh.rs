@@ -577,3 +577,63 @@ fn nonsense_is_an_error() {
         answer.failed_with_one_line(1, what);
     }
 }
+
+/// A program in the place of `ssh`, which runs a server of SFTP on this machine by `script`.
+fn local_server(lab: &Lab, script: &str) -> std::path::PathBuf {
+    let file = lab.path("local");
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    file
+}
+
+/// Where OpenSSH's server of SFTP is.
+const SFTP_SERVER: &str = "/usr/lib/openssh/sftp-server";
+
+/// A server that ends whenever something is read: connecting again has an end.
+#[test]
+fn connections_without_replies_have_an_end() {
+    if beyond_qemu("ssh by the program ssh") {
+        return;
+    }
+    let lab = images(1 << 20);
+    let path = lab.path("x.raw").display().to_string();
+    // The packets until the file is open, of which one has the path, and not the next one.
+    let opening = 9 + 31 + (25 + path.len()) + 17;
+    let calls = lab.path("calls").display().to_string();
+    let script = format!("echo >>'{calls}'; head -c {opening} | {SFTP_SERVER}");
+    let ssh = local_server(&lab, &script);
+    let name = format!("ssh://h{path}");
+    let args = ["convert", "-f", "raw", "-O", "raw", &name, "out.raw"];
+    run_with(&lab, &ssh, &args, "").fails_with("the connection was lost");
+    assert_eq!(fs::read_to_string(&calls).unwrap().len(), 7);
+}
+
+/// `import` takes what the user names, within its limits.
+#[test]
+fn images_are_imported() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(4 << 20);
+    let ssh = local_server(&lab, &format!("exec {SFTP_SERVER}"));
+    let run = |args: &[&str]| run_with(&lab, &ssh, args, "");
+    let path = lab.path("x.qcow2").display().to_string();
+    let name = format!("ssh://h{path}");
+    let options = format!("driver=qcow2,file.driver=ssh,file.host=h,file.path={path}");
+    for args in [&[&*name][..], &["--image-opts", &options]] {
+        let args = [&["import"], args, &["out.raw"]].concat();
+        run(&args).ok(&name);
+        lab.assert_same_bytes("out.raw", "x.raw", &name);
+        fs::remove_file(lab.path("out.raw")).unwrap();
+    }
+    let script = "sha256sum x.qcow2 >sums";
+    lab.run("sh".as_ref(), &["-c", script], b"", &Default::default())
+        .ok(script);
+    run(&["import", "--sums", "sums", &name, "out.raw"]).ok("sums");
+    let answer = run(&["import", "--max-download", "64k", &name, "out.raw"]);
+    assert_eq!(answer.status, 4, "{answer:#?}");
+    lab.make("img create -f qcow2 -b x.qcow2 -F qcow2 over.qcow2");
+    let over = format!("ssh://h{}", lab.path("over.qcow2").display());
+    let answer = run(&["import", &over, "out.raw"]);
+    assert_eq!(answer.status, 2, "{answer:#?}");
+}

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use super::blkdebug;
 use super::parse;
+#[cfg(feature = "rbd")]
+use super::rbd;
 use super::source::{Source, refused};
 use crate::Result;
 use crate::block::{
@@ -81,6 +83,9 @@ impl NameResolver for QemuNames {
         format: Option<Format>,
         options: Option<&BackingOptions>,
     ) -> Result<ImageSpec> {
+        #[cfg(feature = "rbd")]
+        name.map_or(Ok(()), rbd::check_name_in_image)
+            .map_err(refused)?;
         match options {
             None => Source::Name(name.unwrap_or_default().into()).resolve(Some(of), format),
             Some(options) => options.resolve(name, Some(of), format),
@@ -88,6 +93,8 @@ impl NameResolver for QemuNames {
     }
 
     fn data_file(&self, name: &OsStr) -> Result<FileSpec> {
+        #[cfg(feature = "rbd")]
+        rbd::check_name_in_image(name).map_err(refused)?;
         // As in QEMU, relative to the current directory and not to the image's.
         FileSpec::resolve(name, None)
     }

@@ -2,7 +2,10 @@
 //! the options of `driver=rbd`.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
+use super::json;
+use super::path::protocol;
 use super::quote::json_string;
 use crate::block::{OptionSet, OptionValue, RbdSpec};
 
@@ -35,6 +38,61 @@ impl RbdSpec {
             return Err("Pool name is required".into());
         }
         Ok(spec)
+    }
+}
+
+/// Refuses a name that an image has, if it names another cluster than one that this machine is
+/// configured for: the configuration of a cluster, and its monitors, can name files to write and code
+/// to load.
+pub(super) fn check_name_in_image(name: &OsStr) -> Result<(), String> {
+    let refused = |what: &str| {
+        let why = "an image may name no configuration of a cluster but those in /etc/ceph";
+        Err(format!("'{what}': {why}"))
+    };
+    // Ceph takes a list of files, too.
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_configured = |conf: &OsStr| {
+        let name = conf.to_str().and_then(|c| c.strip_prefix("/etc/ceph/"));
+        name.is_some_and(|name| name.chars().all(is_plain))
+    };
+    match protocol(name).as_deref() {
+        Some("rbd") => {
+            let spec = named(name)?;
+            match (spec.set.first(), &spec.conf) {
+                (Some((option, _)), _) => refused(option),
+                (None, Some(conf)) if !is_configured(conf.as_os_str()) => refused("conf"),
+                _ => Ok(()),
+            }
+        }
+        Some("json") => {
+            let options = json::parse(&name.as_bytes()["json:".len()..])?;
+            for (key, value) in options.iter() {
+                let OptionValue::Text(text) = value else {
+                    continue;
+                };
+                // Names may be within names.
+                check_name_in_image(text)?;
+                let Some(parent) = key.strip_suffix("driver").filter(|_| text == "rbd") else {
+                    continue;
+                };
+                match options.get(&format!("{parent}conf")) {
+                    None => {}
+                    Some(OptionValue::Text(conf)) if is_configured(conf) => {}
+                    Some(_) => return refused("conf"),
+                }
+                if options.has_under(&format!("{parent}server")) {
+                    return refused("server");
+                }
+            }
+            Ok(())
+        }
+        Some("blkdebug") => {
+            let mut parts = name.as_bytes().splitn(3, |b| *b == b':').skip(2);
+            parts.next().map_or(Ok(()), |image| {
+                check_name_in_image(OsStr::from_bytes(image))
+            })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -228,6 +286,40 @@ mod tests {
             "rbd:/i",
         ] {
             assert!(take(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn images_name_no_cluster_of_their_own() {
+        for name in [
+            "disk.raw",
+            "rbd:p/i",
+            "rbd:p/i@s:id=u:conf=/etc/ceph/other.conf",
+            "nbd://h/rbd:p",
+            r#"json:{"driver":"rbd","pool":"p","image":"i","user":"u"}"#,
+            r#"json:{"file":{"driver":"rbd","pool":"p","image":"i","conf":"/etc/ceph/c"}}"#,
+        ] {
+            check_name_in_image(OsStr::new(name)).expect(name);
+        }
+        for name in [
+            "rbd:p/i:conf=/tmp/c",
+            "rbd:p/i:conf=/etc/ceph/../x",
+            "rbd:p/i:conf=/etc/ceph/none,/x",
+            "rbd:p/i:conf=/etc/ceph/none /x",
+            r#"json:{"driver":"rbd","pool":"p","image":"i","conf":1}"#,
+            "rbd:p/i:conf=ceph.conf",
+            "rbd:p/i:mon_host=h",
+            "rbd:p/i:log_file=/x",
+            r#"json:{"driver":"rbd","pool":"p","image":"i","conf":"/tmp/c"}"#,
+            r#"json:{"file":{"driver":"rbd","pool":"p","image":"i","server":[{"host":"h"}]}}"#,
+            r#"json:{"driver":"raw","file":{"driver":"rbd","conf":"c"}}"#,
+            r#"json:{"driver":"qcow2","file.filename":"x","backing":{"file.driver":"rbd","file.conf":"c"}}"#,
+            r#"json:{"file.filename":"rbd:p/i:log_file=x"}"#,
+            r#"json:{"driver":"blkdebug","x-image":"rbd:p/i:log_file=x"}"#,
+            "blkdebug::rbd:p/i:log_file=x",
+            r#"json:{"file.filename":"json:{'driver':'rbd','conf':'c'}"}"#,
+        ] {
+            assert!(check_name_in_image(OsStr::new(name)).is_err(), "{name}");
         }
     }
 

@@ -11,7 +11,11 @@ mod blocks;
 mod buffer;
 #[cfg(feature = "cache")]
 mod cache;
+#[cfg(any(feature = "nbd", feature = "rbd", feature = "ssh"))]
+mod connect;
 mod counted;
+#[cfg(any(feature = "nbd", feature = "rbd", feature = "ssh"))]
+mod dropped;
 pub(crate) mod engine;
 pub(crate) mod event;
 mod extent;

@@ -72,7 +72,8 @@ pub struct Arguments {
     /// Show progress on standard error, if that is a terminal
     #[arg(short, long)]
     progress: bool,
-    /// The source: a file, `-`, or a URL (http, https, s3, gs, az); then a file or a block device
+    /// The source: a file, `-`, or a name (http, https, s3, gs, az, ssh, rbd); then a file or a
+    /// block device
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
 }

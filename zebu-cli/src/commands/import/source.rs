@@ -1,4 +1,4 @@
-//! The source: a file, a stream or an object, read once, from its start to its end.
+//! The source: a file, a stream or a file elsewhere, read once, from its start to its end.
 //!
 //! A thread reads it, counts it and computes its checksums. What it read goes through a channel to
 //! the conversion. The end of the source is passed on as such only if the checksums are right,
@@ -39,7 +39,7 @@ pub struct Opened {
 
 enum Bytes {
     File(File),
-    Object(Arc<dyn Storage>),
+    Elsewhere(Arc<dyn Storage>),
 }
 
 impl Opened {
@@ -53,14 +53,14 @@ impl Opened {
             let name = name.display();
             Trouble::new(Cause::Source, format!("Could not open '{name}': {e}"))
         };
-        if let Some(file) = file.as_ref().filter(|file| file.is_object()) {
+        if let Some(file) = file.as_ref().filter(|file| is_elsewhere(file)) {
             let opened = file.open(OpenFile::default(), &objects::all());
             let opened = opened.and_then(block_cache::over);
             let storage = opened.map_err(trouble)?.storage();
             return Ok(Opened {
-                bytes: Bytes::Object(storage),
+                bytes: Bytes::Elsewhere(storage),
                 format,
-                base_name: base_name_of_url(file.name()),
+                base_name: base_name_elsewhere(file),
                 path: None,
             });
         }
@@ -105,7 +105,7 @@ impl Opened {
     /// Begins to read it. It may have `most` bytes, and must have the checksums `wanted`.
     pub fn fetch(self, most: u64, wanted: Digests, record: &Record) -> Result<Fetched, Trouble> {
         let failed = |e: io::Error| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
-        if let Bytes::Object(storage) = &self.bytes
+        if let Bytes::Elsewhere(storage) = &self.bytes
             && storage.len().map_err(failed)? > most
         {
             return Err(too_long(most));
@@ -130,12 +130,19 @@ impl Opened {
     }
 }
 
-/// The name of a file or an object.
+/// Whether it is an object, a file on an SSH server or an image in Ceph.
+fn is_elsewhere(file: &FileSpec) -> bool {
+    file.is_object() || ["rbd", "ssh"].contains(&file.driver.name())
+}
+
+/// The name of a file or of what is elsewhere.
 fn named(name: &OsStr) -> Result<Option<FileSpec>, Trouble> {
     match zebu::names::protocol(name).as_deref() {
-        Some("http" | "https" | "s3" | "gs" | "az") => FileSpec::resolve(name, None)
-            .map(Some)
-            .map_err(|e| Trouble::new(Cause::Other, e.to_string())),
+        Some("http" | "https" | "s3" | "gs" | "az" | "rbd" | "ssh") => {
+            FileSpec::resolve(name, None)
+                .map(Some)
+                .map_err(|e| Trouble::new(Cause::Other, e.to_string()))
+        }
         None | Some("file") => Ok(None),
         Some(protocol) => {
             let why = format!("'{protocol}:' names no source that can be imported");
@@ -154,11 +161,22 @@ fn described(options: &OsStr) -> Result<(Option<FileSpec>, Option<Format>), Stri
         return Err("The source has no options but those of its file and 'driver'".into());
     }
     let is_file = matches!(spec.file.driver, FileDriver::Any | FileDriver::File);
-    if spec.file.options != FileOptions::default() || !is_file && !spec.file.is_object() {
-        return Err("The source must be a file or an object".into());
+    if spec.file.options != FileOptions::default() || !is_file && !is_elsewhere(&spec.file) {
+        return Err("The source must be a file, an object, or what 'ssh' or 'rbd' names".into());
     }
     let format = spec.format.filter(|_| !spec.bare);
     Ok((Some(spec.file), format))
+}
+
+/// What follows the last slash of a name.
+fn base_name_elsewhere(file: &FileSpec) -> Option<OsString> {
+    match &file.driver {
+        #[cfg(feature = "rbd")]
+        FileDriver::Rbd(rbd) => Some(rbd.image.clone().into()),
+        #[cfg(feature = "ssh")]
+        FileDriver::Ssh(ssh) => base_name_of_url(OsStr::new(&ssh.path)),
+        _ => base_name_of_url(file.name()),
+    }
 }
 
 /// What follows the last slash of a URL.
@@ -181,7 +199,7 @@ impl Bytes {
                 streams::widen(&file);
                 Box::new(file)
             }
-            Bytes::Object(storage) => Box::new(ObjectReader {
+            Bytes::Elsewhere(storage) => Box::new(StorageReader {
                 queue: Queue::new(QueueOptions::default())?,
                 end: storage.len()?,
                 storage,
@@ -191,15 +209,15 @@ impl Bytes {
     }
 }
 
-/// Reads an object in order. The object itself reads ahead.
-struct ObjectReader {
+/// Reads a storage in order. An object itself reads ahead.
+struct StorageReader {
     queue: Queue,
     storage: Arc<dyn Storage>,
     at: u64,
     end: u64,
 }
 
-impl Read for ObjectReader {
+impl Read for StorageReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = (out.len() as u64).min(self.end - self.at) as usize;
         if count > 0 {

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::dropped::DroppedChanges;
 use super::handshake::{self, Agreed, Facts, NoAgreement};
 use super::link::Link;
 use super::options::ALLOCATION;
 use super::{NbdError, NbdOptions};
 use crate::nbd::{STATE_HOLE, STATE_ZERO, transmission};
+use crate::storage::dropped::DroppedChanges;
 use crate::{Error, Result};
 
 /// The time for an attempt to connect, without `open_timeout`. Some servers reply late.

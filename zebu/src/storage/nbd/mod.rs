@@ -14,11 +14,9 @@
 //! | `link.rs` | waiting for replies, lost connections |
 //! | `link/reconnect.rs` `link/watchdog.rs` | threads that reconnect and look for time-outs |
 //! | `client.rs` | the connections to one export |
-//! | `dropped.rs` | changes that go on after their requests were dropped |
 //! | `operation.rs` | the requests of each operation |
 
 mod client;
-mod dropped;
 mod failure;
 mod handshake;
 mod link;
@@ -31,7 +29,7 @@ mod wire;
 use std::io;
 use std::sync::Arc;
 
-use super::{Alignment, Blocks, Iov, OpKind, Properties, Queue, Started, Storage};
+use super::{Alignment, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, connect};
 use client::Client;
 pub use failure::NbdError;
 pub(crate) use options::uri;
@@ -77,14 +75,7 @@ impl Nbd {
     /// # Errors
     /// Those of [`Nbd::open`], and of starting a thread.
     pub async fn open_async(options: NbdOptions) -> crate::Result<Nbd> {
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        let thread = std::thread::Builder::new().name("nbd-connect".into());
-        thread.spawn(move || {
-            // If the future was dropped, the connection is closed.
-            let _ = sender.send(Nbd::open(options));
-        })?;
-        let gone = |_| io::Error::other("the connecting thread has panicked");
-        receiver.await.map_err(gone)?
+        connect::on_thread("nbd-connect", || Nbd::open(options)).await
     }
 
     /// The options that it was opened with.

@@ -10,11 +10,11 @@ use std::task::Poll;
 
 use super::NbdError;
 use super::client::Client;
-use super::dropped::DroppedChange;
 use super::link::{Link, Step};
 use super::slots::{Memory, Outcome, SlotId};
 use super::wire::Socket;
 use crate::nbd::{Command, Request, command, transmission};
+use crate::storage::dropped::DroppedChange;
 use crate::storage::{Iov, OpKind, Queue, Started, StorageExtent};
 
 /// Bytes at most of a request without payload: a multiple of any block size, and below 4 GiB.

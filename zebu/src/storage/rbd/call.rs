@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
@@ -10,13 +11,21 @@ use std::task::{Context, Poll, Waker};
 
 use super::image::{Image, Open};
 use super::library::{Ceph, Handle};
+use crate::storage::dropped::{DroppedChange, DroppedChanges};
 
 /// A call that was started: its result, and its memory.
-pub(super) struct Call(Arc<Mutex<State>>);
+pub(super) struct Call {
+    state: Arc<Mutex<State>>,
+    /// The bytes that it changes.
+    change: Option<(Arc<DroppedChanges>, Range<u64>)>,
+}
 
+#[derive(Default)]
 struct State {
     ended: Option<(isize, Vec<u8>)>,
     waker: Option<Waker>,
+    /// Of a change whose future was dropped.
+    dropped: Option<DroppedChange>,
 }
 
 /// What the library holds of a call.
@@ -38,10 +47,7 @@ impl Call {
             return Err(libc::EBADF);
         };
         let rbd = &open.ceph.rbd;
-        let state = Arc::new(Mutex::new(State {
-            ended: None,
-            waker: None,
-        }));
+        let state: Arc<Mutex<State>> = Arc::default();
         let mut held = Box::new(Held {
             ceph: open.ceph,
             memory,
@@ -66,7 +72,16 @@ impl Call {
             }
             return Err(-result);
         }
-        Ok(Call(state))
+        Ok(Call {
+            state,
+            change: None,
+        })
+    }
+
+    /// The call changes these bytes.
+    pub fn changes(mut self, changes: &Arc<DroppedChanges>, range: Range<u64>) -> Call {
+        self.change = Some((changes.clone(), range));
+        self
     }
 }
 
@@ -81,10 +96,10 @@ extern "C" fn ended(completion: Handle, held: *mut c_void) {
         (rbd.rbd_aio_release)(completion);
         result
     };
-    let waker = {
+    let (waker, _dropped) = {
         let mut state = crate::lock(&held.state);
         state.ended = Some((result, held.memory));
-        state.waker.take()
+        (state.waker.take(), state.dropped.take())
     };
     waker.into_iter().for_each(Waker::wake);
 }
@@ -93,14 +108,27 @@ impl Future for Call {
     type Output = Result<(usize, Vec<u8>), i32>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = crate::lock(&self.0);
-        match state.ended.take() {
-            Some((result, _)) if result < 0 => Poll::Ready(Err(-result as i32)),
-            Some((result, memory)) => Poll::Ready(Ok((result as usize, memory))),
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+        let Call { state, change } = self.get_mut();
+        let mut state = crate::lock(state);
+        let Some((result, memory)) = state.ended.take() else {
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        *change = None;
+        Poll::Ready(match result < 0 {
+            true => Err(-result as i32),
+            false => Ok((result as usize, memory)),
+        })
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let mut state = crate::lock(&self.state);
+        if state.ended.is_none()
+            && let Some((changes, range)) = self.change.take()
+        {
+            state.dropped = Some(changes.add(range));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Connecting to a cluster; opening, creating and removing an image.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
 use std::sync::{RwLock, RwLockReadGuard};
@@ -10,6 +11,8 @@ use super::{RbdOptions, refused};
 use crate::storage::{StorageExtent, Version};
 use crate::{Error, Result};
 
+/// `RBD_FEATURE_STRIPINGV2`: bytes that follow each other are in several objects.
+const STRIPING: u64 = 1 << 1;
 /// `RBD_FEATURE_FAST_DIFF`: differences come from the map of objects.
 const FAST_DIFF: u64 = 1 << 4;
 /// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`
@@ -83,6 +86,10 @@ fn pointer(text: &Option<CString>) -> *const c_char {
     text.as_ref().map_or(null(), |text| text.as_ptr())
 }
 
+/// Ceph's default configuration files but that in the current directory, which may be anyone's: a
+/// configuration can name files to write and code to load.
+const DEFAULT_CONF: &CStr = c"/etc/ceph/$cluster.conf,$home/.ceph/$cluster.conf";
+
 /// `Err` with the number of the error, if a call has failed.
 fn check(result: c_int) -> std::result::Result<(), i32> {
     match result < 0 {
@@ -107,10 +114,12 @@ impl Pool {
             cluster,
             pool: null_mut(),
         };
-        let conf = options.conf.as_ref();
-        let conf = conf
-            .map(|conf| c_string(conf.as_os_str().as_bytes()))
-            .transpose()?;
+        let conf = match &options.conf {
+            Some(conf) => Some(c_string(conf.as_os_str().as_bytes())?),
+            // The library takes what the variable says.
+            None if env::var_os("CEPH_CONF").is_some() => None,
+            None => Some(DEFAULT_CONF.into()),
+        };
         // SAFETY: as above.
         let read = check(unsafe { (rados.rados_conf_read_file)(cluster, pointer(&conf)) });
         if let (Err(errno), Some(conf)) = (read, &options.conf) {
@@ -234,26 +243,31 @@ impl Image {
         check(unsafe { (self.pool.ceph.rbd.rbd_remove)(self.pool.pool, self.name.as_ptr()) })
     }
 
-    /// What is at `offset`, which is inside the image, by the map of objects; None: there is no
-    /// valid one. May block.
+    /// What is at `offset`, which is inside the image, by the map of objects; None: there is none
+    /// that can be relied on. May block.
     pub fn extent(&self, offset: u64) -> std::result::Result<Option<StorageExtent>, i32> {
         self.call(|open| {
             let rbd = &open.ceph.rbd;
-            let (mut features, mut flags, mut size) = (0, 0, 0);
+            let (mut features, mut flags, mut size, mut of_parent) = (0, 0, 0, 0);
             // SAFETY: as in `size`.
             unsafe {
                 check((rbd.rbd_get_features)(open.image, &mut features))?;
                 check((rbd.rbd_get_flags)(open.image, &mut flags))?;
                 check((rbd.rbd_get_size)(open.image, &mut size))?;
+                check((rbd.rbd_get_overlap)(open.image, &mut of_parent))?;
             }
             if features & FAST_DIFF == 0 || flags & INVALID != 0 || offset >= size {
                 return Ok(None);
             }
-            // The library wants whole objects.
+            // The extents of striped images may be in any order.
+            if features & STRIPING != 0 || of_parent > 0 && !open.ceph.maps_clones() {
+                return Ok(None);
+            }
+            // Older libraries want whole objects.
             let start = offset - offset % self.object_size;
             let mut found = Found {
-                start,
-                end: start,
+                start: offset,
+                end: offset,
                 is_data: None,
             };
             let found_pointer: *mut c_void = (&raw mut found).cast();
@@ -274,18 +288,7 @@ impl Image {
             if result < 0 && result != STOP {
                 return Err(-result);
             }
-            let is_data = found.is_data == Some(true);
-            let end = match is_data || result == STOP {
-                true => found.end.min(size),
-                // Nothing but holes up to the end.
-                false => size,
-            };
-            let length = end.saturating_sub(offset).max(1);
-            Ok(Some(StorageExtent {
-                zero: !is_data,
-                allocated: is_data,
-                length,
-            }))
+            Ok(Some(found.extent(result == STOP, size)))
         })
     }
 }
@@ -331,13 +334,26 @@ fn version(pool: &Pool, open: &Open, options: &RbdOptions, snapshot: &CString) -
     ])
 }
 
-/// The first extent of a difference.
+/// The first extent of a difference from an offset on.
 struct Found {
     start: u64,
     /// Where it ends, as far as is known.
     end: u64,
     /// None: nothing was reported yet.
     is_data: Option<bool>,
+}
+
+impl Found {
+    /// What it is in an image of this size, after a difference that ended there or was stopped.
+    fn extent(&self, was_stopped: bool, size: u64) -> StorageExtent {
+        let end = self.end.min(size);
+        match self.is_data {
+            Some(true) => StorageExtent::data(end - self.start),
+            _ if was_stopped => StorageExtent::hole(end - self.start),
+            // Nothing but holes up to the end.
+            _ => StorageExtent::hole(size - self.start),
+        }
+    }
 }
 
 /// What ends a difference: no error that the library has.
@@ -350,10 +366,14 @@ extern "C" fn each(offset: u64, length: usize, exists: c_int, found: *mut c_void
     let found = unsafe { &mut *found.cast::<Found>() };
     let has_data = exists != 0;
     let end = offset + length as u64;
+    if end <= found.start {
+        // The first object begins before.
+        return 0;
+    }
+    let offset = offset.max(found.start);
     if found.is_data.is_none() {
         // What is not reported is a hole.
         found.is_data = Some(has_data && offset == found.start);
-        found.end = found.start;
     }
     match found.is_data {
         Some(true) if !has_data || offset != found.end => STOP,
@@ -369,5 +389,48 @@ extern "C" fn each(offset: u64, length: usize, exists: c_int, found: *mut c_void
             found.end = end;
             0
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against data that are taken for a hole.
+    use super::*;
+
+    /// What is at `offset` of an image of 100 bytes with these extents.
+    fn found(offset: u64, extents: &[(u64, usize, bool)]) -> (bool, u64) {
+        let mut found = Found {
+            start: offset,
+            end: offset,
+            is_data: None,
+        };
+        let mut report = |extent: &(u64, usize, bool)| {
+            let pointer = (&raw mut found).cast();
+            each(extent.0, extent.1, extent.2.into(), pointer) == STOP
+        };
+        let was_stopped = extents.iter().any(&mut report);
+        let extent = found.extent(was_stopped, 100);
+        assert_eq!(extent.zero, !extent.allocated);
+        (extent.allocated, extent.length)
+    }
+
+    #[test]
+    fn extents_are_data_and_holes() {
+        let (data, hole) = (true, false);
+        assert_eq!(found(0, &[]), (hole, 100));
+        assert_eq!(found(0, &[(0, 10, true), (10, 10, true)]), (data, 20));
+        assert_eq!(found(0, &[(0, 10, true), (20, 10, true)]), (data, 10));
+        assert_eq!(found(0, &[(30, 10, true)]), (hole, 30));
+        // Discarded.
+        assert_eq!(found(0, &[(0, 10, false), (30, 10, true)]), (hole, 30));
+        assert_eq!(found(0, &[(0, 10, true), (10, 10, false)]), (data, 10));
+        assert_eq!(found(0, &[(0, 10, false)]), (hole, 100));
+        // An object that begins before, and parts of it.
+        assert_eq!(found(5, &[(0, 10, true), (20, 10, true)]), (data, 5));
+        assert_eq!(found(5, &[(1, 2, true), (6, 2, true)]), (hole, 1));
+        assert_eq!(found(6, &[(1, 2, true), (5, 2, true)]), (data, 1));
+        assert_eq!(found(5, &[(1, 4, true)]), (hole, 95));
+        // The last object ends behind the image.
+        assert_eq!(found(95, &[(90, 20, true)]), (data, 5));
     }
 }

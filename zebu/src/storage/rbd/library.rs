@@ -57,6 +57,7 @@ functions! {
 functions! {
     /// Images.
     RbdFunctions of "librbd.so.1":
+    rbd_version: fn(*mut c_int, *mut c_int, *mut c_int),
     rbd_create: fn(Handle, *const c_char, u64, *mut c_int) -> c_int,
     rbd_remove: fn(Handle, *const c_char) -> c_int,
     rbd_open: fn(Handle, *const c_char, *mut Handle, *const c_char) -> c_int,
@@ -68,6 +69,7 @@ functions! {
     rbd_snap_get_id: fn(Handle, *const c_char, *mut u64) -> c_int,
     rbd_get_features: fn(Handle, *mut u64) -> c_int,
     rbd_get_flags: fn(Handle, *mut u64) -> c_int,
+    rbd_get_overlap: fn(Handle, *mut u64) -> c_int,
     rbd_stat: fn(Handle, *mut c_void, usize) -> c_int,
     rbd_diff_iterate2: fn(Handle, *const c_char, u64, u64, u8, u8, EachExtent, *mut c_void) -> c_int,
     rbd_aio_read: fn(Handle, u64, usize, *mut c_char, Handle) -> c_int,
@@ -90,6 +92,17 @@ pub(super) struct Ceph {
 impl std::fmt::Debug for Ceph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Ceph")
+    }
+}
+
+impl Ceph {
+    /// Whether differences by the map of objects are right for clones: since librbd 1.17, which is
+    /// of Ceph 17 (<https://tracker.ceph.com/issues/53784>).
+    pub fn maps_clones(&self) -> bool {
+        let (mut major, mut minor, mut extra) = (0, 0, 0);
+        // SAFETY: the pointers are valid during the call.
+        unsafe { (self.rbd.rbd_version)(&mut major, &mut minor, &mut extra) };
+        (major, minor) >= (1, 17)
     }
 }
 

@@ -4,6 +4,9 @@
 //! on threads of the library, which wake the tasks that wait. Calls that block are made by a thread
 //! of each image.
 //!
+//! librbd promises no order of calls in flight, so what overlaps a change whose request was dropped
+//! waits for its end here.
+//!
 //! | file | subject |
 //! |---|---|
 //! | `library.rs` | the functions of the library |
@@ -17,13 +20,16 @@ mod call;
 mod image;
 mod library;
 mod operation;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{CacheMode, Iov, OpKind, Properties, Queue, Secret, Started, Storage};
+use super::dropped::{DroppedChanges, range_of};
+use super::{CacheMode, Iov, OpKind, Properties, Queue, Secret, Started, Storage, connect};
 use crate::error::{WithErrno, one_line};
 use crate::{Error, Result};
 use image::Image;
@@ -65,6 +71,7 @@ pub struct Rbd {
 struct Shared {
     image: Arc<Image>,
     worker: Worker,
+    dropped: Arc<DroppedChanges>,
     name: String,
 }
 
@@ -78,6 +85,7 @@ impl Rbd {
         let shared = Shared {
             worker: Worker::start()?,
             image,
+            dropped: Arc::default(),
             name: options.name.display().to_string(),
         };
         Ok(Rbd {
@@ -102,14 +110,7 @@ impl Rbd {
     /// # Errors
     /// Those of [`Rbd::open`], and of starting a thread.
     pub(crate) async fn open_async(options: RbdOptions) -> Result<Rbd> {
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        let thread = std::thread::Builder::new().name("rbd-connect".into());
-        thread.spawn(move || {
-            // If the future was dropped, the image is closed.
-            let _ = sender.send(Rbd::open(options));
-        })?;
-        let gone = |_| io::Error::other("the connecting thread has panicked");
-        receiver.await.map_err(gone)?
+        connect::on_thread("rbd-connect", || Rbd::open(options)).await
     }
 
     /// Closes and removes the image. Blocks.
@@ -162,7 +163,15 @@ unsafe impl Storage for Rbd {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        operation::start(&self.shared, kind, offset, length, memory)
+        let dropped = &self.shared.dropped;
+        let range = range_of(kind, offset, length);
+        if dropped.allow(&range) {
+            return operation::start(&self.shared, kind, offset, length, memory);
+        }
+        let (shared, memory) = (self.shared.clone(), memory.cloned());
+        dropped.start_later(range, move || {
+            operation::start(&shared, kind, offset, length, memory.as_ref())
+        })
     }
 
     fn properties(&self) -> &Properties {

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use super::super::dropped::range_of;
 use super::super::{Iov, OpKind, Started};
 use super::Shared;
 use super::call::Call;
@@ -26,7 +27,13 @@ pub(super) fn start(
         (OpKind::Flush, _) => flush(shared),
         (OpKind::SetLength, _) => {
             let image = shared.image.clone();
-            let job = shared.worker.run(move || image.resize(length));
+            // It goes on if its future is dropped.
+            let change = shared.dropped.add(range_of(kind, offset, length));
+            let job = shared.worker.run(move || {
+                let resized = image.resize(length);
+                drop(change);
+                resized
+            });
             let shared = shared.clone();
             Started::later(async move {
                 let resized = job.await;
@@ -83,12 +90,13 @@ fn write(shared: &Arc<Shared>, durable: bool, offset: u64, iov: &Iov) -> Started
     let mut bytes = vec![0; length];
     iov.copy_to(&mut bytes);
     let begin = move |shared: &Shared| {
-        Call::start(&shared.image, bytes, |open, memory, completion| {
+        let call = Call::start(&shared.image, bytes, |open, memory, completion| {
             // SAFETY: the image is open, and the memory the call's own.
             unsafe {
                 (open.ceph.rbd.rbd_aio_write)(open.image, offset, length, memory.cast(), completion)
             }
-        })
+        });
+        call.map(|call| call.changes(&shared.dropped, offset..offset + length as u64))
     };
     let own = shared.clone();
     let written = move |shared: Arc<Shared>, result: Result<(usize, Vec<u8>), i32>| async move {
@@ -168,6 +176,7 @@ fn range(
             }
         }
     });
+    let call = call.map(|call| call.changes(&shared.dropped, offset..offset + length));
     ended(shared, doing, call)
 }
 

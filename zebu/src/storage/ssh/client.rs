@@ -1,6 +1,7 @@
 //! The requests in flight of one open file, and their ends. Plain state: the threads move the bytes.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,6 +11,7 @@ use super::connection::{Connection, File, Limits};
 use super::failure::SshError;
 use super::options::SshOptions;
 use super::packet::{Attributes, Data, Packet, Reply, Status};
+use crate::storage::dropped::{DroppedChange, DroppedChanges};
 
 /// Requests in flight at most, as OpenSSH's own program has.
 const MOST: usize = 64;
@@ -29,6 +31,7 @@ pub(super) struct Shared {
     /// The file as it was opened.
     pub file: File,
     pub limits: Limits,
+    pub dropped: Arc<DroppedChanges>,
     has_fsync: bool,
     length: AtomicU64,
     state: Mutex<State>,
@@ -79,6 +82,15 @@ impl Request {
         }
     }
 
+    /// The bytes that it changes.
+    fn change(self) -> Option<Range<u64>> {
+        match self {
+            Request::Write(end, length) => Some(end - u64::from(length)..end),
+            Request::SetLength(length) => Some(length..u64::MAX),
+            Request::Read(..) | Request::Flush | Request::Remove => None,
+        }
+    }
+
     /// What could not be done, for errors.
     fn doing(self) -> &'static str {
         match self {
@@ -112,6 +124,8 @@ struct Slot {
     is_sent: bool,
     /// Its future was dropped.
     is_abandoned: bool,
+    /// Of a change whose future was dropped. It is dropped without the lock, since it wakes tasks.
+    change: Option<DroppedChange>,
     outcome: Option<Outcome>,
     waker: Option<Waker>,
 }
@@ -142,6 +156,7 @@ impl Shared {
         Shared {
             options,
             limits: connection.limits,
+            dropped: Arc::default(),
             has_fsync: connection.extensions.fsync,
             length: AtomicU64::new(file.length),
             state: Mutex::new(State {
@@ -208,6 +223,7 @@ impl Shared {
             packet,
             is_sent: false,
             is_abandoned: false,
+            change: None,
             outcome,
             waker: None,
         };
@@ -224,27 +240,24 @@ impl Shared {
 
     /// Takes a reply. An error is a violation of the protocol.
     pub fn receive(&self, id: u32, reply: Reply) -> Result<(), &'static str> {
-        let waker = {
+        let (waker, _abandoned) = {
             let mut state = self.state();
             let slot = state.requests.get_mut(&id).filter(|slot| slot.is_sent);
             let slot = slot.filter(|slot| slot.outcome.is_none());
             let slot = slot.ok_or("it answers a request that there is not")?;
             let request = slot.request;
             let outcome = self.outcome(request, reply)?;
-            let waker = match slot.is_abandoned {
-                true => {
-                    state.requests.remove(&id);
-                    None
-                }
+            let ended = match slot.is_abandoned {
+                true => (None, state.requests.remove(&id)),
                 false => {
                     slot.outcome = Some(outcome);
-                    slot.waker.take()
+                    (slot.waker.take(), None)
                 }
             };
             state.in_flight -= 1;
             state.bytes -= request.bytes();
             state.send();
-            waker
+            ended
         };
         waker.into_iter().for_each(Waker::wake);
         Ok(())
@@ -270,17 +283,21 @@ impl Shared {
             (Request::Stat, Reply::Attributes(attributes)) => {
                 Ok(Ok(Answer::Attributes(attributes)))
             }
-            (request, Reply::Status(status)) if status.code == Status::OK => {
+            (request, Reply::Status(status)) => {
+                let is_done = status.code == Status::OK;
                 match request {
+                    // A part may be written although it failed, and does not read as zeroes.
                     Request::Write(end, _) => {
                         self.length.fetch_max(end, Ordering::AcqRel);
                     }
-                    Request::SetLength(length) => self.length.store(length, Ordering::Release),
+                    Request::SetLength(length) if is_done => {
+                        self.length.store(length, Ordering::Release);
+                    }
                     _ => {}
                 }
-                Ok(Ok(Answer::Done))
-            }
-            (request, Reply::Status(status)) => {
+                if is_done {
+                    return Ok(Ok(Answer::Done));
+                }
                 let doing = format!("the server failed to {}", request.doing());
                 Ok(Err(self.status(&doing, &status)))
             }
@@ -323,10 +340,11 @@ impl Shared {
     /// All requests fail from now on.
     pub fn fail(&self, error: SshError) {
         let mut woken = Vec::new();
-        {
+        let _abandoned: Vec<_> = {
             let mut state = self.state();
             let state = &mut *state;
-            state.requests.retain(|_, slot| !slot.is_abandoned);
+            let abandoned = state.requests.extract_if(|_, slot| slot.is_abandoned);
+            let abandoned = abandoned.collect();
             for slot in state.requests.values_mut() {
                 if slot.outcome.is_none() {
                     slot.outcome = Some(Err(error.clone()));
@@ -336,7 +354,8 @@ impl Shared {
             state.waiting.clear();
             (state.in_flight, state.bytes) = (0, 0);
             state.phase = Phase::Broken(error);
-        }
+            abandoned
+        };
         woken.into_iter().for_each(Waker::wake);
     }
 }
@@ -430,6 +449,8 @@ impl Drop for Waiting {
             Some(slot) if slot.is_sent && slot.outcome.is_none() => {
                 slot.is_abandoned = true;
                 slot.waker = None;
+                let change = slot.request.change();
+                slot.change = change.map(|range| self.shared.dropped.add(range));
             }
             // It is removed from the list of those that wait when its turn comes.
             _ => drop(state.requests.remove(&self.id)),

@@ -50,9 +50,20 @@ pub(super) struct File {
 impl Connection {
     /// Connects and opens the file. Blocks.
     pub fn open(options: &SshOptions) -> Result<Connection, SshError> {
+        let (program, output, input) = Program::start(options)
+            .map_err(|e| SshError::broken(&options.server.to_string(), &e.to_string()))?;
+        Self::over(options, program, output, input)
+    }
+
+    /// Opens the file over the pipes of a program. Blocks.
+    pub fn over(
+        options: &SshOptions,
+        program: Program,
+        output: UnixStream,
+        input: ChildStdout,
+    ) -> Result<Connection, SshError> {
         let server = options.server.to_string();
         let broken = |e: &dyn std::fmt::Display| SshError::broken(&server, &e.to_string());
-        let (program, output, input) = Program::start(options).map_err(|e| broken(&e))?;
         let mut session = Session {
             server: &server,
             input: BufReader::with_capacity(64 << 10, input),

@@ -2,9 +2,11 @@
 //!
 //! The program `ssh` makes the connection, by the user's own configuration, agent, keys and known
 //! hosts; the bytes that pass through its pipes are those of the SSH File Transfer Protocol,
-//! version 3 (draft-ietf-secsh-filexfer-02), which servers call `sftp`. A server executes the
-//! requests for one file as if one came after the other (section 4.1), so those that overlap need
-//! no waits here.
+//! version 3 (draft-ietf-secsh-filexfer-02), which servers call `sftp`.
+//!
+//! A server has to execute requests for one file as if one came after the other (section 4.1 of the
+//! draft). OpenSSH does, and others execute reads and writes side by side (pkg/sftp of Go). So what
+//! overlaps a change whose request was dropped waits for its reply here.
 //!
 //! A thread writes to the program and another one reads from it. The tasks of queues wait for
 //! replies and copy from them.
@@ -23,6 +25,8 @@
 mod client;
 mod connection;
 mod failure;
+#[cfg(test)]
+mod faults;
 mod operation;
 mod options;
 mod packet;
@@ -36,7 +40,8 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Iov, OpKind, Properties, Queue, Started, Storage};
+use super::dropped::range_of;
+use super::{Iov, OpKind, Properties, Queue, Started, Storage, connect};
 use crate::{Error, Result};
 use client::Client;
 use connection::Connection;
@@ -57,8 +62,12 @@ impl Ssh {
     /// # Errors
     /// [`Error::Refused`] if there is no connection, or the server refuses the file.
     pub(crate) fn open(options: SshOptions) -> Result<Ssh> {
-        let refused = |error: failure::SshError| Error::Refused(error.what);
-        let connection = Connection::open(&options).map_err(refused)?;
+        let connection = Connection::open(&options);
+        let connection = connection.map_err(|e| Error::Refused(e.what))?;
+        Ssh::over(options, connection)
+    }
+
+    fn over(options: SshOptions, connection: Connection) -> Result<Ssh> {
         let was_created = connection.file.was_created;
         let properties = Properties {
             path: options.name.clone(),
@@ -78,14 +87,7 @@ impl Ssh {
     /// # Errors
     /// Those of [`Ssh::open`], and of starting a thread.
     pub(crate) async fn open_async(options: SshOptions) -> Result<Ssh> {
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        let thread = std::thread::Builder::new().name("ssh-connect".into());
-        thread.spawn(move || {
-            // If the future was dropped, the connection is closed.
-            let _ = sender.send(Ssh::open(options));
-        })?;
-        let gone = |_| io::Error::other("the connecting thread has panicked");
-        receiver.await.map_err(gone)?
+        connect::on_thread("ssh-connect", || Ssh::open(options)).await
     }
 
     /// Which bytes it has.
@@ -127,7 +129,15 @@ unsafe impl Storage for Ssh {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        operation::start(&self.client, kind, offset, length, memory)
+        let dropped = &self.client.shared.dropped;
+        let range = range_of(kind, offset, length);
+        if dropped.allow(&range) {
+            return operation::start(&self.client, kind, offset, length, memory);
+        }
+        let (client, memory) = (self.client.clone(), memory.cloned());
+        dropped.start_later(range, move || {
+            operation::start(&client, kind, offset, length, memory.as_ref())
+        })
     }
 
     fn properties(&self) -> &Properties {

@@ -17,6 +17,8 @@ use super::options::{HostKeyCheck, SshOptions};
 const VARIABLE: &str = "ZEBU_SSH";
 /// How long the program may take to end after it has closed its output.
 const ENDING: Duration = Duration::from_secs(5);
+/// Bytes of messages that are kept: a server may send any number of them.
+const MESSAGES: u64 = 1 << 20;
 
 /// What the program must do however it is configured: it asks nothing, forwards nothing, and
 /// notices a server that is gone.
@@ -46,7 +48,7 @@ const NO_KNOWN_HOSTS: &[&str] = &[
     "ControlPath=none",
 ];
 
-/// A running program.
+/// A running program. Its drop ends it.
 #[derive(Debug)]
 pub(super) struct Program {
     child: Child,
@@ -62,8 +64,7 @@ impl Program {
     /// If there is no such program.
     pub fn start(options: &SshOptions) -> io::Result<(Program, UnixStream, ChildStdout)> {
         let name = env::var_os(VARIABLE).unwrap_or_else(|| "ssh".into());
-        let flags = rustix::fs::MemfdFlags::CLOEXEC;
-        let errors = File::from(rustix::fs::memfd_create("zebu-ssh", flags)?);
+        let errors = messages()?;
         // A write to a pipe could end the process by SIGPIPE.
         let (output, theirs) = UnixStream::pair()?;
         let mut child = Command::new(&name)
@@ -87,6 +88,16 @@ impl Program {
             has_hash: matches!(options.host_key, HostKeyCheck::Hash(..)),
         };
         Ok((program, output, input))
+    }
+
+    /// Another program, which says nothing.
+    #[cfg(test)]
+    pub fn silent(mut command: Command) -> Program {
+        Program {
+            child: command.spawn().expect("a program"),
+            errors: messages().expect("a file in memory"),
+            has_hash: false,
+        }
     }
 
     /// Waits until it has ended, and returns what it has said, or nothing.
@@ -114,15 +125,34 @@ impl Program {
     }
 }
 
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Ended already, if these fail.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A file in memory for what the program says, which cannot become longer.
+fn messages() -> io::Result<File> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create("zebu-ssh", flags)?);
+    file.set_len(MESSAGES)?;
+    fcntl_add_seals(&file, SealFlags::GROW)?;
+    Ok(file)
+}
+
 /// The last lines of `errors`, as one.
 fn said(errors: &mut File) -> String {
     const MOST: usize = 400;
     let mut bytes = Vec::new();
-    let length = errors.metadata().map_or(0, |m| m.len());
+    // The position is one with that of the program, which has ended.
+    let length = errors.stream_position().unwrap_or(0);
     let start = length.saturating_sub(16 * MOST as u64);
     if errors.seek(SeekFrom::Start(start)).is_ok() {
         // What could be read is better than nothing.
-        let _ = errors.read_to_end(&mut bytes);
+        let _ = errors.take(length - start).read_to_end(&mut bytes);
     }
     let text = String::from_utf8_lossy(&bytes);
     let lines = text.lines().map(str::trim);
@@ -173,4 +203,36 @@ fn arguments(options: &SshOptions) -> Vec<OsString> {
     }
     given.extend(["-s", "--", &server.host, "sftp"].map(String::from));
     given.into_iter().map(OsString::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against processes and memory that a server can have this process use up.
+    use std::io::Write;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn a_dropped_program_is_gone() {
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        let program = Program::silent(command);
+        let process = PathBuf::from(format!("/proc/{}", program.child.id()));
+        assert!(process.exists());
+        drop(program);
+        assert!(!process.exists());
+    }
+
+    #[test]
+    fn messages_are_bounded() {
+        let mut errors = messages().unwrap();
+        let mut theirs = errors.try_clone().unwrap();
+        let line = b"a line of a server\n";
+        while theirs.write_all(line).is_ok() {}
+        assert!(errors.stream_position().unwrap() > MESSAGES - line.len() as u64);
+        assert!(said(&mut errors).contains("a line of a server"));
+        assert_eq!(errors.metadata().unwrap().len(), MESSAGES);
+        assert_eq!(said(&mut messages().unwrap()), "");
+    }
 }

@@ -16,7 +16,7 @@ use super::options::SshOptions;
 use super::packet;
 use super::program::Program;
 
-/// Attempts to connect again, in a row.
+/// Attempts to connect again, without a reply to a request between them.
 const ATTEMPTS: u32 = 6;
 /// The wait after the first of them, doubled for each further one.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -36,6 +36,7 @@ pub(super) fn start(options: SshOptions, connection: Connection) -> io::Result<A
         shared,
         program: connection.program,
         input: connection.input,
+        attempts: 0,
     };
     let thread = thread::Builder::new().name("ssh-read".into());
     thread.spawn(move || reading.run())?;
@@ -67,6 +68,8 @@ struct Reading {
     shared: Arc<Shared>,
     program: Program,
     input: BufReader<ChildStdout>,
+    /// Attempts to connect again since the last reply.
+    attempts: u32,
 }
 
 impl Reading {
@@ -96,7 +99,7 @@ impl Reading {
                 return;
             }
             tracing::debug!("{error}");
-            match again(&self.shared, error) {
+            match again(&self.shared, &mut self.attempts, error) {
                 Some((program, input)) => (self.program, self.input) = (program, input),
                 None => return,
             }
@@ -111,7 +114,7 @@ impl Reading {
                 self.shared.receive(id, reply).map_err(violation)
             });
             match received {
-                Ok(()) => {}
+                Ok(()) => self.attempts = 0,
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
                     return io::Error::other("it was closed");
                 }
@@ -122,9 +125,14 @@ impl Reading {
 }
 
 /// Connects again. None: the file was closed, or requests fail from now on.
-fn again(shared: &Shared, mut error: SshError) -> Option<(Program, BufReader<ChildStdout>)> {
-    for attempt in 0..ATTEMPTS {
-        sleep(PAUSE * 2u32.pow(attempt));
+fn again(
+    shared: &Shared,
+    attempts: &mut u32,
+    mut error: SshError,
+) -> Option<(Program, BufReader<ChildStdout>)> {
+    while *attempts < ATTEMPTS {
+        sleep(PAUSE * 2u32.pow(*attempts));
+        *attempts += 1;
         if !shared.is_lost() {
             return None;
         }

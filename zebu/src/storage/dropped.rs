@@ -1,4 +1,4 @@
-//! Changes whose requests were dropped before their reply.
+//! Changes on other machines whose requests were dropped before their reply.
 //!
 //! A server may execute requests in any order. So a request that overlaps such a change is sent
 //! only after its reply, and finds the range as before the change or as after it.
@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-/// The dropped changes of all connections to one export.
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+use super::{OpKind, Started};
+
+/// The dropped changes of one storage.
 #[derive(Debug, Default)]
 pub(super) struct DroppedChanges {
     /// How many there are, so that the common case needs no lock.
@@ -60,8 +63,33 @@ impl DroppedChanges {
         .await
     }
 
+    /// Starts an operation on `range` after the end of the dropped changes that it overlaps.
+    #[cfg(any(feature = "rbd", feature = "ssh"))]
+    pub(super) fn start_later(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        start: impl FnOnce() -> Started + 'static,
+    ) -> Started {
+        let changes = self.clone();
+        Started::later(async move {
+            changes.wait(&range).await;
+            start().wait().await
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         crate::lock(&self.state)
+    }
+}
+
+/// What an operation reads or changes.
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+pub(super) fn range_of(kind: OpKind, offset: u64, length: u64) -> Range<u64> {
+    match kind {
+        OpKind::SetLength => length..u64::MAX,
+        OpKind::Extent => offset..u64::MAX,
+        OpKind::Flush => 0..u64::MAX,
+        _ => offset..offset.saturating_add(length),
     }
 }
 
