@@ -9,6 +9,9 @@
 # Times are those of the last commit, or SOURCE_DATE_EPOCH.
 set -eu
 cd "$(dirname "$0")/.."
+for tool in cargo-deb cargo-generate-rpm; do
+    command -v $tool > /dev/null || { echo "$tool is missing: cargo install $tool" >&2; exit 1; }
+done
 [ $# -gt 0 ] || set -- x86_64-unknown-linux-musl aarch64-unknown-linux-musl
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
