@@ -35,7 +35,7 @@ pub fn set(folder: Option<&OsStr>, most: Option<&str>) -> Result<(), Failure> {
     let Some(folder) = folder else {
         return match most {
             None => Ok(()),
-            Some(_) => Err(Failure::new(format!("--{SIZE} needs --{DIR}")).with_hint()),
+            Some(_) => Err(Failure::new(format!("--{SIZE} needs --{DIR}"))),
         };
     };
     let mut options = BlockCacheOptions::default().warn(Some(warn));

@@ -147,7 +147,7 @@ fn parse_by<T: clap::Parser>(
     if invocation.name == "zebu" {
         command = manual::with_examples(command, &invocation.command);
     }
-    let command = with_common_options(command, &prefix);
+    let command = with_command_options(command, &prefix);
     let names = long_names(&command);
     let arguments = completed(arguments, &names);
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
@@ -205,21 +205,20 @@ pub fn with_common_options(command: clap::Command, prefix: &str) -> clap::Comman
         .infer_long_args(true)
         .disable_version_flag(true)
         .arg(untrusted_option())
-        .args(cache_options())
 }
 
-/// The options of the cache, which every command has.
-fn cache_options() -> [clap::Arg; 2] {
+/// A command with these and with those that are given behind its name only.
+pub fn with_command_options(command: clap::Command, prefix: &str) -> clap::Command {
     let option = |name, value, help| {
         (clap::Arg::new(name).long(name))
             .value_name(value)
             .help(help)
     };
-    [
+    with_common_options(command, prefix).args([
         option(block_cache::DIR, "DIR", block_cache::DIR_HELP)
             .value_parser(clap::value_parser!(OsString)),
         option(block_cache::SIZE, "SIZE", block_cache::SIZE_HELP),
-    ]
+    ])
 }
 
 /// `--untrusted`, which every command has.

@@ -128,7 +128,7 @@ fn answer(words: &[String], index: usize) -> Answer {
     let Some((_, _, definition)) = found else {
         return Answer::default();
     };
-    let mut command = crate::invocation::with_common_options(definition, name);
+    let mut command = crate::invocation::with_command_options(definition, name);
     command.build();
     in_command(&command, name, &words[first..], index - first)
 }

@@ -17,7 +17,7 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 
 use crate::commands;
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{help_of_operands, with_common_options, with_usage};
+use crate::invocation::{help_of_operands, with_command_options, with_common_options, with_usage};
 use examples::Example;
 use texts::Entry;
 
@@ -95,7 +95,7 @@ fn pages() -> Vec<Page> {
         }));
         let definition = with_usage(definition, format!("{name} [OPTIONS] {operands}"));
         all.push(Page {
-            definition: with_common_options(definition, &name),
+            definition: with_command_options(definition, &name),
             name,
             command: command.into(),
             operands: Some((operands, help)),

@@ -144,7 +144,10 @@ fn all_commands_use_it() {
     }
     lab.assert_same_bytes("imported.raw", "x.raw", "import");
     let before = web.requests();
-    let server = Server::start(&lab, &cached(&["nbd", "-r", "-f", "qcow2", "-t", url]));
+    let server = Server::start(
+        &lab,
+        &["--cache-dir", "cache", "-r", "-f", "qcow2", "-t", url],
+    );
     lab.zebu(&[
         "compare",
         "-f",
@@ -329,7 +332,7 @@ fn folders_and_sizes_are_checked() {
     let web = served(&lab, "x.raw", Behaviour::default());
     let url = web.url();
     let info = |args: &[&str]| lab.zebu(&[&["info", "-f", "raw", &url], args].concat());
-    info(&["--cache-size", "1G"]).failed_with_one_line(1, "--cache-size needs --cache-dir");
+    info(&["--cache-size", "1G"]).fails_with("--cache-size needs --cache-dir");
     for size in ["x", "-1", "1023k"] {
         let answer = info(&["--cache-dir", "c", "--cache-size", size]);
         assert_eq!(answer.status, 1, "{size}: {answer:#?}");
@@ -337,11 +340,11 @@ fn folders_and_sizes_are_checked() {
     assert!(info(&["--cache-dir", "x.raw"]).status == 1);
     fs::create_dir(lab.path("open")).unwrap();
     fs::set_permissions(lab.path("open"), fs::Permissions::from_mode(0o770)).unwrap();
-    info(&["--cache-dir", "open"]).failed_with_one_line(1, "others may write to it");
+    info(&["--cache-dir", "open"]).fails_with("others may write to it");
     if lab.can_run_as(65_534) {
         // Root itself trusts only its own folder.
         std::os::unix::fs::chown(lab.path("open"), Some(65_534), None).unwrap();
-        info(&["--cache-dir", "open"]).failed_with_one_line(1, "must belong to the user");
+        info(&["--cache-dir", "open"]).fails_with("must belong to the user");
     }
     // What is written says one line and goes on. (No file may have so many bytes.)
     let script = format!("ulimit -f 100; \"$0\" compare --cache-dir c -f raw -F raw {url} x.raw");

@@ -31,7 +31,7 @@ use zebu::block::Device;
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{Invocation, with_common_options, with_usage};
+use crate::invocation::{Invocation, with_command_options, with_usage};
 use crate::{block_cache, manual, objects, untrusted};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
@@ -228,7 +228,7 @@ fn help(invocation: &Invocation) -> String {
         command,
         format!("{called} [OPTIONS]... [-c COMMAND]... [FILE]"),
     );
-    with_common_options(command, &called)
+    with_command_options(command, &called)
         .render_help()
         .to_string()
 }

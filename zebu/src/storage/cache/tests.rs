@@ -389,7 +389,9 @@ fn reads_go_on_without_the_folder() {
     let queue = queue();
     let far = Far::new(8 * BLOCK as usize);
     static WARNED: AtomicU64 = AtomicU64::new(0);
-    let warn: fn(&str) = |_| drop(WARNED.fetch_add(1, Ordering::SeqCst));
+    fn warn(_: &str) {
+        WARNED.fetch_add(1, Ordering::SeqCst);
+    }
     let options = BlockCacheOptions::default().warn(Some(warn));
     let cache = BlockCache::open(folder.path(), &options).unwrap();
     let cached = cache.over(far.clone(), &["a"]).unwrap();
