@@ -267,10 +267,8 @@ fn ceph_has_clones_and_stripes() {
     ceph.rbd(&lab, "snap create @-parent#s");
     ceph.rbd(&lab, "snap protect @-parent#s");
     for size in ["512K", "1M", "4M"] {
-        ceph.rbd(
-            &lab,
-            &format!("clone --object-size {size} @-parent#s @-clone-{size}"),
-        );
+        let layout = format!("--object-size {size} --stripe-unit {size} --stripe-count 1");
+        ceph.rbd(&lab, &format!("clone {layout} @-parent#s @-clone-{size}"));
         ceph.rbd(
             &lab,
             &format!("resize --no-progress --size 30M @-clone-{size}"),
@@ -354,7 +352,8 @@ fn ceph_is_not_configured_by_the_current_directory() {
     let conf = conf.replace("\nlog file =", &format!("\nlog file = {}", log.display()));
     std::fs::write(lab.path("ceph.conf"), conf).unwrap();
     let answer = run(&lab, "HOME='/nonexistent'", &["info", "rbd:rbd/none"]);
-    answer.fails_with("error connecting");
+    // The library says something, too.
+    assert!(answer.err.contains("error connecting"), "{answer:#?}");
     assert!(!log.exists());
     let name = format!("rbd:rbd/none:conf={}", lab.path("ceph.conf").display());
     let args = [

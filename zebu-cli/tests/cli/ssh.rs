@@ -600,7 +600,9 @@ fn connections_without_replies_have_an_end() {
     // The packets until the file is open, of which one has the path, and not the next one.
     let opening = 9 + 31 + (25 + path.len()) + 17;
     let calls = lab.path("calls").display().to_string();
-    let script = format!("echo >>'{calls}'; head -c {opening} | {SFTP_SERVER}");
+    // It replies before it sees the end.
+    let input = format!("{{ dd bs=1 count={opening} status=none; sleep 0.3; }}");
+    let script = format!("echo >>'{calls}'; {input} | {SFTP_SERVER}");
     let ssh = local_server(&lab, &script);
     let name = format!("ssh://h{path}");
     let args = ["convert", "-f", "raw", "-O", "raw", &name, "out.raw"];

@@ -87,8 +87,8 @@ fn pointer(text: &Option<CString>) -> *const c_char {
 }
 
 /// Ceph's default configuration files but that in the current directory, which may be anyone's: a
-/// configuration can name files to write and code to load.
-const DEFAULT_CONF: &CStr = c"/etc/ceph/$cluster.conf,$home/.ceph/$cluster.conf";
+/// configuration can name files to write and code to load. The last one, which is empty, is there.
+const DEFAULT_CONF: &CStr = c"/etc/ceph/ceph.conf,$home/.ceph/ceph.conf,/dev/null";
 
 /// `Err` with the number of the error, if a call has failed.
 fn check(result: c_int) -> std::result::Result<(), i32> {
