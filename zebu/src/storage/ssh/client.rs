@@ -87,7 +87,7 @@ impl Request {
         match self {
             Request::Write(end, length) => Some(end - u64::from(length)..end),
             Request::SetLength(length) => Some(length..u64::MAX),
-            Request::Read(..) | Request::Flush | Request::Remove => None,
+            Request::Read(..) | Request::Stat | Request::Flush | Request::Remove => None,
         }
     }
 
