@@ -26,7 +26,7 @@ mod client;
 mod connection;
 mod failure;
 #[cfg(test)]
-mod faults;
+mod tests;
 mod operation;
 mod options;
 mod packet;
