@@ -25,12 +25,12 @@
 mod client;
 mod connection;
 mod failure;
-#[cfg(test)]
-mod tests;
 mod operation;
 mod options;
 mod packet;
 mod program;
+#[cfg(test)]
+mod tests;
 mod threads;
 #[cfg(feature = "cache")]
 mod version;
