@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 # Seconds. A binary that takes longer is killed with what it has started, and has failed.
 LIMIT = 1800
 
+CORES = len(os.sched_getaffinity(0))
+
 # The longest first.
 FIRST = ["cli", "small_formats", "breaks", "crash", "sessions"]
 
@@ -44,6 +46,8 @@ def run(binary):
     name, executable, folder, arguments = binary
     start = time.monotonic()
     environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
+    # Tests of the program mostly wait for others, and would be the last that run.
+    environment.setdefault("RUST_TEST_THREADS", str(CORES * (3 if name == "cli" else 2)))
     test = subprocess.Popen([executable, *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -58,7 +62,7 @@ def run(binary):
 def main():
     binaries = built()
     failed = []
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as workers:
+    with ThreadPoolExecutor(max_workers=CORES) as workers:
         for done in as_completed([workers.submit(run, binary) for binary in binaries]):
             name, status, output, seconds = done.result()
             print(f"==== {name}, {seconds:.0f} s", flush=True)

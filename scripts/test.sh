@@ -43,7 +43,6 @@ checks() {
 # Most tests wait for other programs, and the checks use what they leave of the processors.
 checks > target/checks.log 2>&1 &
 checks=$!
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(nproc)))}"
 status=0
 # The long tests of the library, which have shorter forms beside them, are for `make reliability`.
 python3 scripts/run-tests.py --include-ignored --skip a_hundred_thousand_times \
