@@ -177,7 +177,9 @@ impl Directory {
                 Ok(file) => {
                     let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
                     // Whoever counts must see all of it.
-                    let begun = locked.map_err(Into::into).and_then(|()| file.set_len(length));
+                    let begun = locked
+                        .map_err(Into::into)
+                        .and_then(|()| file.set_len(length));
                     if begun.is_err() {
                         let _ = unlinkat(&self.root, &*name, AtFlags::empty());
                     }
