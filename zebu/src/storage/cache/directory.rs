@@ -175,10 +175,15 @@ impl Directory {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),
                 Ok(file) => {
-                    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+                    let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
                     // Whoever counts must see all of it.
-                    file.set_len(length)?;
-                    return Ok((file, name));
+                    let begun = locked
+                        .map_err(Into::into)
+                        .and_then(|()| file.set_len(length));
+                    if begun.is_err() {
+                        let _ = unlinkat(&self.root, &*name, AtFlags::empty());
+                    }
+                    return begun.map(|()| (file, name));
                 }
             }
         }
