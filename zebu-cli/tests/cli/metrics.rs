@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command as Program, Stdio};
@@ -321,9 +322,11 @@ fn terminal() -> (File, File) {
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
     let name = ptsname(&ours, Vec::new()).unwrap();
+    // Else it becomes the terminal of the tests where they have none, and its end kills them.
     let theirs = File::options()
         .read(true)
         .write(true)
+        .custom_flags(libc::O_NOCTTY)
         .open(name.to_str().unwrap());
     (File::from(ours), theirs.unwrap())
 }
