@@ -9,7 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::Failure;
-use crate::{block_cache, manual, output, signals, untrusted};
+use crate::{block_cache, manual, output, printed, signals, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -59,13 +59,22 @@ impl Invocation {
     /// A line on standard error, after the program's name.
     pub fn say(&self, message: &str) {
         // A closed stderr cannot be reported.
-        let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
+        let _ = writeln!(
+            std::io::stderr(),
+            "{}: {}",
+            self.name,
+            printed::lines(message)
+        );
     }
 
     /// From now on SIGINT and SIGTERM end the program at once. It prints `state`, which tells what
     /// is left.
     pub fn end_on_stop(&self, state: &str) {
-        signals::end_on_stop(format!("{}: Interrupted; {state}", self.name));
+        signals::end_on_stop(format!(
+            "{}: Interrupted; {}",
+            self.name,
+            printed::lines(state)
+        ));
     }
 
     pub fn hint(&self) -> String {
