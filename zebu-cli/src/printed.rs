@@ -38,8 +38,13 @@ pub fn text(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A message of one or more lines.
+/// A message of one or more lines. Tabs stay, too: qemu-io quotes what was typed.
 pub fn lines(text: &str) -> String {
-    let lines: Vec<String> = text.split('\n').map(|l| printable(l.as_bytes())).collect();
-    lines.join("\n")
+    let mut shown = String::new();
+    for part in text.split_inclusive(['\n', '\t']) {
+        let plain = part.trim_end_matches(['\n', '\t']);
+        shown += &printable(plain.as_bytes());
+        shown += &part[plain.len()..];
+    }
+    shown
 }
