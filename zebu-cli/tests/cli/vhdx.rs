@@ -617,7 +617,7 @@ fn damaged_images_are_refused_as_by_qemu() {
     let mut random = Rng::new(7);
     let (mut refused, mut stricter, mut read) = (0, 0, 0);
     let fields = fields(bat, metadata);
-    let runs = env_number("ZEBU_VHDX_DAMAGE").unwrap_or(1) as usize;
+    let runs = env_number("ZEBU_VHDX_DAMAGE").unwrap_or(2) as usize;
     for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * runs).enumerate() {
         let mut file = sound.clone();
         let place = *offset as usize..*offset as usize + width;
