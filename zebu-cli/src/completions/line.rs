@@ -130,8 +130,8 @@ mod tests {
             ("zebu '' x\\", "", "x\\", &["zebu", "", "x"]),
         ] {
             let line = Line::new(before, after, replaced);
-            let found: Vec<_> = line.words.iter().filter(|word| *word != "").collect();
-            let words: Vec<_> = words.iter().filter(|word| **word != "").collect();
+            let found: Vec<_> = line.words.iter().filter(|word| !word.is_empty()).collect();
+            let words: Vec<_> = words.iter().filter(|word| !word.is_empty()).collect();
             assert_eq!(found, words, "{before}|{after}");
         }
     }
