@@ -27,13 +27,13 @@ pub fn printable_bytes(text: &[u8]) -> Vec<u8> {
 }
 
 fn is_active(c: char) -> bool {
-    // Separators and marks of direction; and what XML does not allow.
+    // Separators and marks of direction, too.
     c.is_control()
         || matches!(
             c,
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
         )
-        || matches!(c, '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+        || matches!(c, '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]

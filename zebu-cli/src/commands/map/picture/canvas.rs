@@ -47,7 +47,9 @@ impl Canvas for Svg {
         let text = text
             .replace('&', "&amp;")
             .replace('<', "&lt;")
-            .replace('>', "&gt;");
+            .replace('>', "&gt;")
+            // XML cannot have these.
+            .replace(['\u{fffe}', '\u{ffff}'], "?");
         let _ = writeln!(
             self.0,
             "<text x=\"{x}\" y=\"{}\" fill=\"{}\" xml:space=\"preserve\">{text}</text>",
