@@ -4,6 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use super::cache_dir::{check_dump, date, state};
 use crate::common::nginx::Nginx;
 use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
@@ -235,6 +236,75 @@ fn another_image_is_never_mixed_in() {
     web.replace(&lab.path("x.raw"));
     let answer = held.command("read 20M 64k");
     assert!(answer.contains("Stale file handle"), "{answer}");
+}
+
+/// Servers that say more or less of an object, which changes while it is open. What tells its states
+/// apart also tells when it is missing.
+#[test]
+fn no_read_has_bytes_of_another_state() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    const LENGTH: u64 = 2 << 20;
+    let seed = env_number("ZEBU_HTTP_SEED").unwrap_or(1);
+    let rounds = env_number("ZEBU_HTTP_ROUNDS").unwrap_or(12);
+    let lab = Lab::new();
+    let states = [0, 1].map(|number| state(&lab, number, LENGTH));
+    let mut rng = Rng::new(seed);
+    for round in 0..rounds {
+        // Of the first state; the second one has others, or none.
+        let etag = ["\"a\"", "W/\"a\""][rng.below(2) as usize];
+        let etag = (!rng.one_in(3)).then(|| etag.to_string());
+        let modified = date(0);
+        let first = Behaviour {
+            ranges: !rng.one_in(3),
+            bad_conditions: rng.one_in(2),
+            modified: (etag.as_deref() != Some("\"a\"") || rng.one_in(2)).then_some(modified),
+            etag,
+            ..Behaviour::default()
+        };
+        let second = Behaviour {
+            etag: first
+                .etag
+                .as_ref()
+                .filter(|_| rng.one_in(2))
+                .map(|etag| etag.replace('a', "b")),
+            modified: first
+                .modified
+                .as_ref()
+                .filter(|_| rng.one_in(2))
+                .map(|_| date(1)),
+            ..first.clone()
+        };
+        let what = format!(
+            "round {round}: ranges {}, conditions {}, {:?} {:?}, then {:?} {:?}",
+            first.ranges,
+            !first.bad_conditions,
+            first.etag,
+            first.modified,
+            second.etag,
+            second.modified
+        );
+        let web = Web::new(&states[0], first);
+        let url = web.url();
+        let options = format!("driver=raw,file.driver=http,file.readahead=0,file.url={url}");
+        let mut held = lab.held_by_zebu(&["-r", "--image-opts", &options]);
+        for change in [false, true] {
+            if change {
+                web.replace(&states[1]);
+                web.change(|behaviour| *behaviour = second.clone());
+            }
+            for _ in 0..4 {
+                let at = rng.below(LENGTH / 512) * 512;
+                let answer = held.command(&format!("read -v {at} 512"));
+                let seen = check_dump(&answer, 2);
+                assert!(
+                    seen == Some(0) || change && seen.is_none(),
+                    "{what}: {answer}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
