@@ -112,6 +112,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// The folder of the cache's own files.
+fn own(folder: &Path) -> PathBuf {
+    folder.join(directory::OWN)
+}
+
 fn size(folder: &Path) -> u64 {
     let sizes = files(folder).into_iter().flat_map(fs::metadata);
     sizes.map(|is| is.len()).sum()
@@ -359,11 +364,12 @@ fn what_was_left_behind_is_removed() {
     let queue = queue();
     let far = Far::new(30 * BLOCK as usize);
     let limit = 10 * (BLOCK + 64);
+    fs::create_dir(own(folder.path())).unwrap();
     // Of a process that was killed; and a sum that is nonsense, or is not there.
-    let left = folder.path().join("new-1-0");
+    let left = own(folder.path()).join("new-1-0");
     for usage in [Some(&b""[..]), Some(b"nonsense"), Some(&[0xff; 48]), None] {
         fs::write(&left, vec![0; 5 << 20]).unwrap();
-        let file = folder.path().join("usage");
+        let file = own(folder.path()).join("usage");
         match usage {
             Some(bytes) => fs::write(file, bytes).unwrap(),
             None => fs::remove_file(file).unwrap(),
@@ -375,12 +381,6 @@ fn what_was_left_behind_is_removed() {
         assert!(!left.exists());
         assert!(size(folder.path()) <= limit);
     }
-    // What is not the cache's stays.
-    fs::write(folder.path().join("notes"), "x").unwrap();
-    fs::create_dir(folder.path().join("other")).unwrap();
-    let cached = open(folder.path(), 1 << 20).over(far.clone(), &["b"]);
-    read(&queue, &*cached.unwrap(), &far, 0..30 * BLOCK);
-    assert!(folder.path().join("notes").exists() && folder.path().join("other").exists());
 }
 
 #[test]
@@ -413,13 +413,16 @@ fn folders_that_are_not_safe_are_refused() {
     BlockCache::open(&folder, &default).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder), 0o700);
-    assert_eq!(mode(&folder.join("usage")), 0o600);
-    for bits in [0o770, 0o707, 0o777] {
-        fs::set_permissions(&folder, fs::Permissions::from_mode(bits)).unwrap();
-        let why = refused(&folder, &default);
-        assert!(why.contains("others may write to it"), "{why}");
+    assert_eq!(mode(&own(&folder)), 0o700);
+    assert_eq!(mode(&own(&folder).join("usage")), 0o600);
+    for path in [folder.clone(), own(&folder)] {
+        for bits in [0o770, 0o707, 0o777] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
+            let why = refused(&folder, &default);
+            assert!(why.contains("others may write to it"), "{why}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     BlockCache::open(&folder, &default).unwrap();
     let file = parent.path().join("file");
     fs::write(&file, "").unwrap();
@@ -432,8 +435,12 @@ fn folders_that_are_not_safe_are_refused() {
     } else {
         refused(other, &default);
     }
-    // The file with the sum is not that of a link.
-    fs::remove_file(folder.join("usage")).unwrap();
-    symlink(&file, folder.join("usage")).unwrap();
+    // Neither the file with the sum nor the cache's own folder is that of a link.
+    let usage = own(&folder).join("usage");
+    fs::remove_file(&usage).unwrap();
+    symlink(&file, usage).unwrap();
+    refused(&folder, &default);
+    fs::rename(own(&folder), folder.join("moved")).unwrap();
+    symlink(folder.join("moved"), own(&folder)).unwrap();
     refused(&folder, &default);
 }
