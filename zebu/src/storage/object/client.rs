@@ -149,7 +149,10 @@ struct Reader<'a> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        self.client.shared.blocks().end(self.number);
+        let has_cancelled = self.client.shared.blocks().end(self.number);
+        if has_cancelled {
+            self.client.dispatch();
+        }
     }
 }
 
@@ -428,4 +431,86 @@ impl InOrder {
 
 fn cut_off() -> Trouble {
     Trouble::passing("the connection ended in the middle of the data")
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a read that waits for a request which others have given up.
+    use std::future::{pending, poll_fn};
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Poll;
+
+    use super::super::source::{Here, Task};
+    use super::super::{Object, runtime};
+    use super::*;
+    use crate::storage::{Properties, Queue, QueueOptions, read_vec};
+
+    /// A source that answers once it may.
+    #[derive(Debug)]
+    struct Gate(Arc<AtomicBool>);
+
+    impl Source for Gate {
+        fn get(&self, range: Range<u64>) -> Task<'_, Box<dyn Body>> {
+            let may = self.0.load(Ordering::SeqCst);
+            Box::pin(async move {
+                if !may {
+                    pending::<()>().await;
+                }
+                let bytes = vec![1; (range.end - range.start) as usize];
+                Ok(Box::new(Here(Some(bytes.into()))) as Box<dyn Body>)
+            })
+        }
+
+        fn get_all(&self) -> Task<'_, Box<dyn Body>> {
+            self.get(0..0)
+        }
+    }
+
+    #[test]
+    fn a_request_begins_in_the_place_of_one_that_is_dropped() {
+        let may_answer = Arc::new(AtomicBool::new(false));
+        let opened = Opened {
+            source: Box::new(Gate(may_answer.clone())),
+            length: 8 * BLOCK,
+            has_ranges: true,
+            version: Err("a test"),
+            first: Box::new(Here(Some(vec![1; BLOCK as usize].into()))),
+        };
+        let reading = Reading {
+            name: "test".into(),
+            connections: 1,
+            readahead: Some(0),
+            timeout: Duration::from_secs(600),
+        };
+        let client = Client::new(runtime::handle().unwrap(), opened, reading);
+        let object = Object {
+            client: Arc::new(client),
+            properties: Properties::PLAIN,
+            version: Err("a test"),
+        };
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        queue.block_on(read_vec(&object, &queue, 0, 10)).unwrap();
+        let mut first = Box::pin(read_vec(&object, &queue, 2 * BLOCK, 10));
+        let mut second = Box::pin(read_vec(&object, &queue, 6 * BLOCK, 10));
+        let begun = queue.block_on(poll_fn(|context| {
+            let both = [first.as_mut().poll(context), second.as_mut().poll(context)];
+            Poll::Ready(both.iter().all(Poll::is_pending))
+        }));
+        assert!(begun);
+        may_answer.store(true, Ordering::SeqCst);
+        drop(first);
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        let ended = loop {
+            let poll = queue.block_on(poll_fn(|context| {
+                Poll::Ready(second.as_mut().poll(context))
+            }));
+            match poll {
+                Poll::Ready(bytes) => break bytes.unwrap(),
+                Poll::Pending => assert!(std::time::Instant::now() < until, "it waits"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(ended, [1; 10]);
+    }
 }
