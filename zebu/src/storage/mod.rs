@@ -74,7 +74,7 @@ pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub(crate) use null::Null;
 #[cfg(feature = "object-store")]
-pub use object::Upload;
+pub use object::{ObjectState, Upload};
 pub(crate) use patched::{Patched, Patches};
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};

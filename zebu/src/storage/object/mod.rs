@@ -44,7 +44,7 @@ pub use store::StoreKind;
 #[cfg(feature = "object-store")]
 pub(crate) use store::StoreOptions;
 #[cfg(feature = "object-store")]
-pub use upload::Upload;
+pub use upload::{ObjectState, Upload};
 
 /// What holds for objects of all kinds.
 #[derive(Clone, Debug)]
