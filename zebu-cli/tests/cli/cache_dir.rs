@@ -355,7 +355,7 @@ fn folders_and_sizes_are_checked() {
     answer.clone().ok("no space");
     assert_eq!(answer.err.lines().count(), 1, "{answer:#?}");
     assert!(
-        answer.err.contains("no more blocks are cached"),
+        answer.err.contains("blocks are not cached for now"),
         "{answer:#?}"
     );
     assert_eq!(files(&lab.path("c")), [] as [PathBuf; 0]);
