@@ -50,15 +50,22 @@ impl Identity {
         (age >= OLD).then(|| vec!["modified".into(), modified.clone(), length])
     }
 
-    /// Whether an answer is of the same object, as far as both tell.
-    pub fn check(&self, other: &Identity) -> Result<(), Trouble> {
-        let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
+    /// Whether an answer is of the same object. It must have what this one has, but for the length,
+    /// and for the date if the ETag is the same, or if it is a range that was asked for with the
+    /// condition (`has_met_condition`): such an answer need not have it.
+    pub fn check(&self, other: &Identity, has_met_condition: bool) -> Result<(), Trouble> {
+        let differs = |own: &Option<String>, other: &Option<String>, may_lack| match (own, other) {
+            (Some(own), Some(other)) => own != other,
+            (Some(_), None) => !may_lack,
+            (None, _) => false,
+        };
+        let may_lack_date = has_met_condition || self.etag.is_some();
         let what = if self.length.is_some() && other.length.is_some() && self.length != other.length
         {
             "its length is another one"
-        } else if differ(&self.etag, &other.etag) || self.etag.is_some() && other.etag.is_none() {
+        } else if differs(&self.etag, &other.etag, false) {
             "its ETag is another one"
-        } else if differ(&self.modified, &other.modified) {
+        } else if differs(&self.modified, &other.modified, may_lack_date) {
             "it was modified"
         } else {
             return Ok(());
@@ -259,7 +266,17 @@ mod tests {
             (of(Some("\"a\""), Some("now"), Some(5)), false),
             (of(Some("\"a\""), Some("then"), Some(6)), false),
         ] {
-            assert_eq!(opened.check(&other).is_ok(), same, "{other:?}");
+            assert_eq!(opened.check(&other, false).is_ok(), same, "{other:?}");
+        }
+        let by_date = of(None, Some("then"), Some(5));
+        for (other, has_met_condition, same) in [
+            (of(None, Some("then"), None), false, true),
+            (of(None, None, Some(5)), true, true),
+            (of(None, None, Some(5)), false, false),
+            (of(None, Some("now"), None), true, false),
+        ] {
+            let found = by_date.check(&other, has_met_condition);
+            assert_eq!(found.is_ok(), same, "{other:?}");
         }
         assert_eq!(opened.condition(), Some("\"a\""));
         assert_eq!(of(None, Some("then"), None).condition(), Some("then"));

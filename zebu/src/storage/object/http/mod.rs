@@ -211,10 +211,18 @@ impl Server {
             })
     }
 
-    /// Whether an answer is of the object that was opened.
-    fn check_identity(&self, response: &Response, length: Option<u64>) -> Result<(), Trouble> {
+    /// Whether an answer is of the object that was opened; see [`Identity::check`].
+    fn check_identity(
+        &self,
+        response: &Response,
+        length: Option<u64>,
+        has_met_condition: bool,
+    ) -> Result<(), Trouble> {
         match &self.identity {
-            Some(identity) => identity.check(&Identity::of(response.headers(), length)),
+            Some(identity) => {
+                let other = Identity::of(response.headers(), length);
+                identity.check(&other, has_met_condition)
+            }
             None => Ok(()),
         }
     }
@@ -227,7 +235,7 @@ impl Server {
         let headers = response.headers();
         match (response.status(), ContentRange::of(headers)) {
             (StatusCode::PARTIAL_CONTENT, Some(found)) => {
-                self.check_identity(&response, found.length)?;
+                self.check_identity(&response, found.length, condition.is_some())?;
                 answer::check_encoding(headers)?;
                 match found.range {
                     Some((first, last)) if first == range.start && last < range.end => Ok(response),
@@ -240,7 +248,7 @@ impl Server {
                 "the server does not say which range it sends",
             )),
             (StatusCode::OK, _) => {
-                self.check_identity(&response, answer::body_length(headers))?;
+                self.check_identity(&response, answer::body_length(headers), false)?;
                 // Some servers do not understand the condition.
                 match condition.is_some() {
                     true => {
@@ -262,7 +270,7 @@ impl Server {
         let headers = response.headers();
         match response.status() {
             StatusCode::OK => {
-                self.check_identity(&response, answer::body_length(headers))?;
+                self.check_identity(&response, answer::body_length(headers), false)?;
                 answer::check_encoding(headers)?;
                 Ok(response)
             }
