@@ -36,18 +36,28 @@ impl Identity {
         self.etag.as_deref().or(self.modified.as_deref())
     }
 
-    /// What tells that the bytes are the same for ever: the ETag, or else the date of change. The
+    /// What tells that the bytes are the same for ever: the ETag, the date of change or both. The
     /// object could change again within the second of that, so it must be over for long enough by
-    /// the server's own clock (RFC 9110, section 8.8.2.2). None: nothing does.
-    pub fn version(&self, headers: &HeaderMap) -> Option<Vec<String>> {
+    /// the server's own clock (RFC 9110, section 8.8.2.2). That holds for ETags too: common servers
+    /// make them of the date and the length. Or why nothing tells it.
+    pub fn version(&self, headers: &HeaderMap) -> Result<Vec<String>, &'static str> {
         const OLD: i64 = 60;
-        let length = self.length?.to_string();
-        if let Some(etag) = &self.etag {
-            return Some(vec!["etag".into(), etag.clone(), length]);
+        let date = text(headers, DATE).and_then(seconds);
+        let changed = self.modified.as_deref().and_then(seconds);
+        let is_old = date
+            .zip(changed)
+            .map(|(date, changed)| date - changed >= OLD);
+        match (is_old, self.length) {
+            (Some(false), _) => {
+                Err("the server tells that it was changed within the minute before its answer")
+            }
+            (_, Some(length)) if is_old.is_some() || self.etag.is_some() => Ok(vec![
+                self.etag.clone().unwrap_or_default(),
+                self.modified.clone().unwrap_or_default(),
+                length.to_string(),
+            ]),
+            _ => Err("the server tells neither a strong ETag nor when it was changed"),
         }
-        let modified = self.modified.as_ref()?;
-        let age = seconds(text(headers, DATE)?)? - seconds(modified)?;
-        (age >= OLD).then(|| vec!["modified".into(), modified.clone(), length])
     }
 
     /// Whether an answer is of the same object. It must have what this one has, but for the length,
@@ -235,17 +245,20 @@ mod tests {
         );
         let soon = "Sun, 06 Nov 1994 08:50:36 GMT";
         let etag = version(&[(ETAG, "\"a\""), (LAST_MODIFIED, then)]);
-        assert_eq!(etag.unwrap(), ["etag", "\"a\"", "5"]);
+        assert_eq!(etag.unwrap(), ["\"a\"", then, "5"]);
+        let etag = version(&[(ETAG, "\"a\""), (DATE, then)]);
+        assert_eq!(etag.unwrap(), ["\"a\"", "", "5"]);
         let modified = version(&[(ETAG, "W/\"a\""), (LAST_MODIFIED, then), (DATE, later)]);
-        assert_eq!(modified.unwrap(), ["modified", then, "5"]);
+        assert_eq!(modified.unwrap(), ["", then, "5"]);
         for lines in [
             &[(ETAG, "W/\"a\"")][..],
             &[(LAST_MODIFIED, then)],
             &[(LAST_MODIFIED, then), (DATE, soon)],
+            &[(ETAG, "\"a\""), (LAST_MODIFIED, then), (DATE, soon)],
             &[(LAST_MODIFIED, later), (DATE, then)],
             &[],
         ] {
-            assert_eq!(version(lines), None, "{lines:?}");
+            assert!(version(lines).is_err(), "{lines:?}");
         }
     }
 

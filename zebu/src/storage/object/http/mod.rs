@@ -66,12 +66,8 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
         _ => return Err(answer::trouble(&response)),
     };
     let identity = Identity::of(headers, Some(length));
-    let version = match identity.version(headers) {
-        Some(version) => Ok([options.words(), version].concat()),
-        None => {
-            Err("the server tells neither a strong ETag nor a date of change that is a minute old")
-        }
-    };
+    let version = identity.version(headers);
+    let version = version.map(|version| [options.words(), version].concat());
     server.identity = Some(identity);
     let first: Box<dyn Body> = match length {
         0 => Box::new(Here(None)),
