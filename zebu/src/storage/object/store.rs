@@ -68,7 +68,7 @@ impl<T: ObjectStore + MultipartStore> Store for T {}
 /// Opens an object: asks for its first block.
 pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Opened, Trouble> {
     let (store, place) = connect(options, timeout)?;
-    let path = Path::parse(&options.key).map_err(|e| Trouble::lasting(e.to_string()))?;
+    let path = path(&options.key)?;
     let mut source = StoredObject {
         store,
         path,
@@ -99,6 +99,17 @@ pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Op
         version,
         first,
     })
+}
+
+/// The path of this key, which the library would change otherwise: it drops slashes at both ends.
+pub(super) fn path(key: &str) -> Result<Path, Trouble> {
+    match Path::parse(key) {
+        Ok(path) if path.as_ref() == key => Ok(path),
+        _ => Err(Trouble::lasting(
+            "a key must not begin or end with a slash, nor have an empty part, '.' or '..' between \
+             slashes, nor control characters",
+        )),
+    }
 }
 
 /// Which bytes an object of the store `place` has.
@@ -290,4 +301,28 @@ fn text(error: &object_store::Error) -> String {
         inner = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against another object than the one that was named.
+    use super::*;
+
+    #[test]
+    fn keys_are_taken_literally_or_refused() {
+        let mut keys = vec![String::new()];
+        for _ in 0..5 {
+            let longer = keys
+                .iter()
+                .flat_map(|key| ["/", ".", "a", "%2F"].map(|c| format!("{key}{c}")));
+            keys = longer.chain(keys.iter().cloned()).collect();
+        }
+        for key in keys.iter().filter(|key| !key.is_empty()) {
+            let is_plain = key.split('/').all(|part| !["", ".", ".."].contains(&part));
+            match path(key) {
+                Ok(path) => assert!(is_plain && path.as_ref() == key, "{key}"),
+                Err(_) => assert!(!is_plain, "{key}"),
+            }
+        }
+    }
 }

@@ -116,7 +116,7 @@ impl Upload {
             let _inside = runtime.enter();
             store::connect(options, timeout).map_err(refused)?.0
         };
-        let path = Path::parse(&options.key).map_err(|e| Error::Refused(e.to_string()))?;
+        let path = store::path(&options.key).map_err(refused)?;
         let (own, to, until) = (store.clone(), path.clone(), stop.clone());
         let id = wait(&runtime, async move {
             let created = tried(timeout, &until, || own.create_multipart(&to));
