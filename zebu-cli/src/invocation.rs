@@ -7,6 +7,7 @@ use std::path::Path;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use zebu::names::without_queries;
 
 use crate::failure::Failure;
 use crate::{block_cache, manual, output, signals, untrusted};
@@ -59,6 +60,7 @@ impl Invocation {
     /// A line on standard error, after the program's name.
     pub fn say(&self, message: &str) {
         // A closed stderr cannot be reported.
+        let message = without_queries(message);
         let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
     }
 

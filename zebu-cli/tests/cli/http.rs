@@ -534,6 +534,54 @@ fn who_asks_is_told_from_files() {
 }
 
 #[test]
+fn messages_show_no_signature() {
+    if beyond_qemu("QEMU shows it") {
+        return;
+    }
+    let lab = images(1 << 20);
+    let web = served(
+        &lab,
+        "x.raw",
+        Behaviour {
+            etag: None,
+            modified: None,
+            ..Behaviour::default()
+        },
+    );
+    let url = format!("{}?X-Amz-Signature=geheim%3D,x", web.url());
+    let info = lab.zebu(&["info", "-f", "raw", &url]).ok("the name");
+    assert!(info.out.contains(&url), "{info:#?}");
+    let options = format!(
+        "driver=raw,file.driver=http,file.url={}",
+        url.replace(',', ",,")
+    );
+    let commands: [&[&str]; 5] = [
+        // It says that the image is not cached.
+        &[
+            "convert",
+            "--cache-dir",
+            "cache",
+            "-f",
+            "raw",
+            &url,
+            "out.raw",
+        ],
+        &["convert", "-f", "qcow2", &url, "out.raw"],
+        &["convert", "--image-opts", &options, "no/such/folder"],
+        &["import", "--sha256", &"0".repeat(64), &url, "out.raw"],
+        &["io", "-c", "write 0 512", "-f", "raw", &url],
+    ];
+    let answers = commands.map(|args| lab.zebu(args));
+    web.change(|behaviour| behaviour.status = Some(403));
+    let refused = commands.map(|args| lab.zebu(args));
+    for answer in answers.iter().chain(&refused) {
+        assert!(!answer.err.is_empty(), "{answer:#?}");
+        let said = format!("{}{}", answer.out, answer.err);
+        assert!(!said.contains("geheim"), "{answer:#?}");
+    }
+}
+
+#[test]
 fn proxies_come_from_the_environment() {
     if beyond_qemu("a server of the test") {
         return;

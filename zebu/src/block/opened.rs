@@ -24,6 +24,8 @@ use crate::storage::object::{Access, HttpOptions, Login, Object, ObjectOptions, 
 use crate::storage::object::{StoreOptions, Upload};
 #[cfg(feature = "rbd")]
 use crate::storage::rbd::{Rbd, RbdOptions};
+#[cfg(feature = "http")]
+use crate::storage::secret::without_queries;
 #[cfg(feature = "ssh")]
 use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 #[cfg(feature = "cache")]
@@ -179,10 +181,10 @@ impl FileSpec {
 /// Objects on other machines.
 #[cfg(feature = "http")]
 impl RemoteOptions {
-    /// What they are for the object of this name.
+    /// What they are for the object of this name, which messages show.
     fn object(&self, name: &Path) -> ObjectOptions {
         ObjectOptions {
-            name: name.into(),
+            name: without_queries(&name.to_string_lossy()).into(),
             readahead: self.readahead,
             timeout: self.timeout,
             connections: self.connections,
