@@ -266,7 +266,7 @@ impl OpenedFile {
         let storage = self.storage();
         match version {
             Ok(words) => {
-                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                let words: Vec<&str> = words.0.iter().map(String::as_str).collect();
                 let cached = cache.over_checked(storage, &words, check)?;
                 Ok(OpenedFile::Over(cached, Box::new(self)))
             }

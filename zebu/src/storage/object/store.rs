@@ -25,7 +25,7 @@ use object_store::{
 use super::blocks::BLOCK;
 use super::failure::{Pause, Trouble};
 use super::source::{Body, Here, Opened, Source, Task};
-use crate::storage::Version;
+use crate::storage::{Version, Words};
 
 /// Which protocol an object store speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub(super) fn path(key: &str) -> Result<Path, Trouble> {
 fn version(options: &StoreOptions, place: String, meta: &ObjectMeta) -> Version {
     let etag = meta.e_tag.as_ref().filter(|etag| !etag.starts_with("W/"));
     let etag = etag.ok_or("the store tells no strong ETag")?;
-    Ok(vec![
+    Ok(Words(vec![
         options.kind.name().into(),
         place,
         options.bucket.clone(),
@@ -124,7 +124,7 @@ fn version(options: &StoreOptions, place: String, meta: &ObjectMeta) -> Version 
         etag.clone(),
         meta.last_modified.to_rfc3339(),
         meta.size.to_string(),
-    ])
+    ]))
 }
 
 /// The store that an object is in, and what tells it from others of its kind. Asks it nothing.

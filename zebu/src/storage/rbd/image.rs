@@ -8,7 +8,7 @@ use std::sync::{RwLock, RwLockReadGuard};
 
 use super::library::{Ceph, Handle, ceph};
 use super::{RbdOptions, refused};
-use crate::storage::{StorageExtent, Version};
+use crate::storage::{StorageExtent, Version, Words};
 use crate::{Error, Result};
 
 /// `RBD_FEATURE_STRIPINGV2`: bytes that follow each other are in several objects.
@@ -324,14 +324,14 @@ fn version(pool: &Pool, open: &Open, options: &RbdOptions, snapshot: &CString) -
         let end = bytes.iter().position(|byte| *byte == 0);
         String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
     };
-    Ok(vec![
+    Ok(Words(vec![
         "rbd".into(),
         text(&cluster),
         pool_number.to_string(),
         options.namespace.clone(),
         text(&image),
         number.to_string(),
-    ])
+    ]))
 }
 
 /// The first extent of a difference from an offset on.

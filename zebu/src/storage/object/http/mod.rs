@@ -17,6 +17,7 @@ use reqwest::{Certificate, NoProxy, Proxy, Response, StatusCode, Url, redirect};
 use super::blocks::BLOCK;
 use super::failure::Trouble;
 use super::source::{Body, Here, Opened, Source, Task};
+use crate::storage::Words;
 use answer::{ContentRange, Identity};
 pub(crate) use options::{Access, HttpOptions, Login};
 
@@ -67,7 +68,7 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
     };
     let identity = Identity::of(headers, Some(length));
     let version = identity.version(headers);
-    let version = version.map(|version| [options.words(), version].concat());
+    let version = version.map(|version| Words([options.words(), version].concat()));
     server.identity = Some(identity);
     let first: Box<dyn Body> = match length {
         0 => Box::new(Here(None)),
