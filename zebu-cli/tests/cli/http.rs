@@ -411,6 +411,48 @@ fn what_servers_do_is_understood() {
     }
 }
 
+/// The first signal ends a conversion whose source does not answer, and says how it leaves the target.
+#[test]
+fn a_signal_ends_a_wait_for_a_server() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(8 << 20);
+    let web = served(&lab, "x.raw", Behaviour::default());
+    let stalls = || web.change(|behaviour| behaviour.stalls_after = 1);
+    let child = std::process::Command::new(program())
+        .args([
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "raw",
+            "-r",
+            "2M",
+            &web.url(),
+            "out.raw",
+        ])
+        .current_dir(lab.path(""))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_until("some bytes", || web.bytes() > 0);
+    stalls();
+    std::thread::sleep(Duration::from_millis(500));
+    let begun = Instant::now();
+    // SAFETY: the child was not waited for, so the id is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        begun.elapsed()
+    );
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(143), "{err}");
+    assert!(err.contains("'out.raw' is incomplete"), "{err}");
+}
+
 #[test]
 fn redirects_are_followed_within_limits() {
     if beyond_qemu("a server of the test") {
