@@ -522,6 +522,7 @@ impl SshSpec {
             write: how.write,
             create: how.create,
             cache: how.cache,
+            timeout: self.timeout,
         }
     }
 }
