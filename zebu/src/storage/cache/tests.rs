@@ -237,6 +237,29 @@ fn a_queue_that_ends_takes_nothing_along() {
     }
 }
 
+/// A request is dropped before it has its block, and its queue is kept and not driven any more.
+#[test]
+fn a_dropped_request_keeps_no_other_waiting() {
+    let folder = TempDir::new().unwrap();
+    let far = Far::new(3 * BLOCK as usize);
+    let cached = open(folder.path(), 1 << 30)
+        .over(far.clone(), &["a"])
+        .unwrap();
+    let first = queue();
+    let mut dropped = Box::pin(read_vec(&*cached, &first, 0, 10));
+    let polled = std::future::poll_fn(|context| {
+        std::task::Poll::Ready(dropped.as_mut().poll(context).is_pending())
+    });
+    assert!(first.block_on(polled));
+    drop(dropped);
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        read(&queue(), &*cached, &far, 0..3 * BLOCK);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(10)).unwrap();
+}
+
 #[test]
 fn damaged_files_are_fetched_again() {
     let folder = TempDir::new().unwrap();
