@@ -29,7 +29,7 @@ use crate::storage::secret::without_queries;
 #[cfg(feature = "ssh")]
 use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 #[cfg(feature = "cache")]
-use crate::storage::{BlockCache, Check, Version};
+use crate::storage::{BlockCache, CacheIdentity, Check};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result};
 
@@ -251,20 +251,20 @@ impl OpenedFile {
     pub fn cached(self, cache: &BlockCache) -> Result<OpenedFile> {
         #[allow(unused_mut)]
         let mut check: Option<Arc<dyn Check>> = None;
-        let version: Version = match &self {
+        let identity: CacheIdentity = match &self {
             #[cfg(feature = "http")]
-            OpenedFile::Object(object) => object.version().clone(),
+            OpenedFile::Object(object) => object.cache_identity().clone(),
             #[cfg(feature = "rbd")]
-            OpenedFile::Rbd(rbd) => rbd.version().clone(),
+            OpenedFile::Rbd(rbd) => rbd.cache_identity().clone(),
             #[cfg(feature = "ssh")]
             OpenedFile::Ssh(ssh) => {
                 check = Some(ssh.clone());
-                ssh.version()
+                ssh.cache_identity()
             }
             _ => return Ok(self),
         };
         let storage = self.storage();
-        match version {
+        match identity {
             Ok(words) => {
                 let words: Vec<&str> = words.0.iter().map(String::as_str).collect();
                 let cached = cache.over_checked(storage, &words, check)?;

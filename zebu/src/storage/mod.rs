@@ -256,7 +256,7 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 /// What names an object on another machine and the state that it is in: two with the same words
 /// have the same bytes, for ever. Or why nothing tells that.
 #[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
-pub(crate) type Version = std::result::Result<Words, &'static str>;
+pub(crate) type CacheIdentity = std::result::Result<Words, &'static str>;
 
 /// Words that may have secrets in them, so that they are not printed.
 #[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]

@@ -448,7 +448,7 @@ impl Blocks {
         self.ahead.retain(|nth| *nth >= at && is_wanted(nth));
         match self.demanded.iter().min() {
             Some(first) if *first < at => Next::Back,
-            None if self.ahead.is_empty() => Next::Rest,
+            None if self.ahead.is_empty() => Next::Wait,
             _ => Next::Forward,
         }
     }
@@ -470,7 +470,7 @@ impl Blocks {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Wait until something is wanted.
-    Rest,
+    Wait,
     /// Receive the next block.
     Forward,
     /// Begin again at the first block.
@@ -551,7 +551,7 @@ mod tests {
     #[test]
     fn every_reader_gets_its_blocks() {
         const COUNT: u64 = 2000;
-        let error = Trouble::lasting("it is broken").error("x");
+        let error = Trouble::permanent("it is broken").error("x");
         for seed in 1..200u64 {
             let state = &mut seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let connections = 1 + seed as usize % 4;

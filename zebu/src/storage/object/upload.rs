@@ -207,7 +207,7 @@ impl Upload {
         match &completed {
             Ok(_) => state.object = ObjectState::Written,
             // The first answer, and it says no.
-            Err(Trouble::Lasting { errno, .. }) if attempts == 1 && *errno != libc::ECANCELED => {
+            Err(Trouble::Permanent { errno, .. }) if attempts == 1 && *errno != libc::ECANCELED => {
                 state.object = ObjectState::Unchanged;
             }
             Err(_) => {}
@@ -248,7 +248,7 @@ impl Upload {
             _ if object == ObjectState::Unknown => Ok(object),
             // The store has none.
             Ok(())
-            | Err(Trouble::Lasting {
+            | Err(Trouble::Permanent {
                 errno: libc::ENOENT,
                 ..
             }) => Ok(object),
@@ -272,7 +272,7 @@ impl Shared {
         if before as u64 >= most {
             let what = "the object has more parts than a store allows, since its length was not \
                         known before";
-            return Err(Trouble::lasting(what).error(&self.name).into());
+            return Err(Trouble::permanent(what).error(&self.name).into());
         }
         Ok(part_length(state.expected, before, most))
     }
@@ -397,7 +397,7 @@ async fn unless_stopped<T>(
 }
 
 fn stopped() -> Trouble {
-    Trouble::Lasting {
+    Trouble::Permanent {
         what: "the upload was stopped".into(),
         errno: libc::ECANCELED,
     }

@@ -101,8 +101,8 @@ impl Rbd {
 
     /// Which bytes it has.
     #[cfg(feature = "cache")]
-    pub(crate) fn version(&self) -> &super::Version {
-        self.shared.image.version()
+    pub(crate) fn cache_identity(&self) -> &super::CacheIdentity {
+        self.shared.image.cache_identity()
     }
 
     /// As [`Rbd::open`] without blocking: another thread connects.

@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use super::client::{Answer, Client, Request};
 use super::packet::Packet;
-use crate::storage::{Version, Words};
+use crate::storage::{CacheIdentity, Words};
 
 /// How long ago the last change must be: servers tell whole seconds, and have clocks of their own.
 const OLD: Duration = Duration::from_secs(600);
 
 impl Client {
     /// Which bytes the file has.
-    pub fn version(&self) -> Version {
+    pub fn cache_identity(&self) -> CacheIdentity {
         let (options, file) = (&self.shared.options, &self.shared.file);
         let modified = file.attributes.modified;
         let modified = modified.ok_or("the server does not tell when the file was changed")?;

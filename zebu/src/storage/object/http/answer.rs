@@ -153,7 +153,7 @@ pub(super) fn body_length(headers: &HeaderMap) -> Option<u64> {
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Trouble> {
     match text(headers, CONTENT_ENCODING) {
         None | Some("identity" | "") => Ok(()),
-        Some(encoding) => Err(Trouble::lasting(format!(
+        Some(encoding) => Err(Trouble::permanent(format!(
             "the server sends it encoded ({encoding}), which was not asked for"
         ))),
     }
@@ -169,7 +169,7 @@ pub(super) fn trouble(response: &Response) -> Trouble {
         _ => libc::EIO,
     };
     match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Trouble::Passing {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Trouble::Transient {
             what,
             pause: Some(Pause {
                 length: retry_after(response.headers()),
@@ -179,8 +179,8 @@ pub(super) fn trouble(response: &Response) -> Trouble {
         | StatusCode::TOO_EARLY
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::BAD_GATEWAY
-        | StatusCode::GATEWAY_TIMEOUT => Trouble::passing(what),
-        _ => Trouble::Lasting { what, errno },
+        | StatusCode::GATEWAY_TIMEOUT => Trouble::transient(what),
+        _ => Trouble::Permanent { what, errno },
     }
 }
 
