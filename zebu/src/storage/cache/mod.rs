@@ -2,7 +2,8 @@
 //!
 //! A folder has a file for each block, which several processes read and write at once. What a block
 //! belongs to is named by a hash of the object's name and of what tells that its bytes are the
-//! same ([`CacheIdentity`](super::CacheIdentity)), so blocks of an object that has changed are not found.
+//! same ([`CacheIdentity`](super::CacheIdentity)), so blocks of an object that has changed are not
+//! found.
 //!
 //! | file | subject |
 //! |---|---|
