@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::error::{WithErrno, one_line};
+use crate::error::{one_line, with_errno};
 
 /// How one attempt ended.
 #[derive(Clone, Debug)]
@@ -77,9 +77,6 @@ impl ObjectError {
 
 impl From<ObjectError> for io::Error {
     fn from(error: ObjectError) -> Self {
-        let errno = error.errno;
-        let kind = io::Error::from_raw_os_error(errno).kind();
-        let source = Box::new(error);
-        io::Error::new(kind, WithErrno { errno, source })
+        with_errno(error.errno, error)
     }
 }
