@@ -173,10 +173,10 @@ impl Record {
         let result = trouble.map_or("ok", |trouble| trouble.cause.result());
         let mut map = Map::new().with("result", result);
         if let Some(trouble) = trouble {
-            map.add("reason", without_queries(&trouble.reason));
+            map.add("reason", &*without_queries(&trouble.reason));
         }
         match source.to_str() {
-            Some(name) => map.add("source", without_queries(name)),
+            Some(name) => map.add("source", &*without_queries(name)),
             None => map.add("source", source),
         }
         map.add("target", target);

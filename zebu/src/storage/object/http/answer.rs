@@ -64,11 +64,13 @@ impl Identity {
     /// and for the date if the ETag is the same, or if it is a range that was asked for with the
     /// condition (`has_met_condition`): such an answer need not have it.
     pub fn check(&self, other: &Identity, has_met_condition: bool) -> Result<(), Trouble> {
-        let differs = |own: &Option<String>, other: &Option<String>, may_lack| match (own, other) {
-            (Some(own), Some(other)) => own != other,
-            (Some(_), None) => !may_lack,
-            (None, _) => false,
-        };
+        fn differs(own: &Option<String>, other: &Option<String>, may_lack: bool) -> bool {
+            match (own, other) {
+                (Some(own), Some(other)) => own != other,
+                (Some(_), None) => !may_lack,
+                (None, _) => false,
+            }
+        }
         let may_lack_date = has_met_condition || self.etag.is_some();
         let what = if self.length.is_some() && other.length.is_some() && self.length != other.length
         {
