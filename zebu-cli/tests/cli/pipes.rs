@@ -504,6 +504,9 @@ fn backing_files_and_names() {
     lab.shell("cat i | \"$0\" convert -O qcow2 - q")
         .ok("a backing file");
     lab.assert_good("qcow2", "q", "want", "a backing file");
+    lab.shell("cat i | \"$0\" convert --spill . --salvage - kept")
+        .ok("kept");
+    lab.assert_same_bytes("kept", "want", "kept");
     let answer = lab.shell("cat i | \"$0\" convert --untrusted - raw");
     answer.failed_with_one_line(1, "untrusted");
     // Files and pipes by other names.
