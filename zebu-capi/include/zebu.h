@@ -38,8 +38,9 @@
  * SIZES. Offsets, lengths and sizes are bytes. Any alignment works.
  *
  * STRUCTURES that the caller fills begin with `struct_size` and are initialised by their macro
- * (zebu_open_options o = ZEBU_OPEN_OPTIONS_INIT): what is 0 or NULL is the default. Later versions
- * add members at the end of these and of structures that the library returns.
+ * (zebu_open_options o = ZEBU_OPEN_OPTIONS_INIT): what is 0 or NULL is the default, and `reserved`
+ * must be 0. Later versions add members at the end of these and of structures that the library
+ * returns.
  *
  * SIGNALS. A process with a limit on file sizes (RLIMIT_FSIZE) should ignore SIGXFSZ.
  */

@@ -13,7 +13,7 @@ use zebu::{
 use crate::blocking;
 use crate::device::Handle;
 use crate::error::{Failure, Out, Result, call_code, call_object};
-use crate::text::{Options, OptionsPointer, Text, check_flags};
+use crate::text::{Options, OptionsPointer, Text, check_flags, check_reserved};
 
 pub const WRITE: u32 = 1 << 0;
 const IMAGE_OPTIONS: u32 = 1 << 1;
@@ -54,6 +54,7 @@ impl Opening {
     pub fn new(name: Text, what: &str, options: &COpenOptions) -> Result<Opening> {
         let known = WRITE | IMAGE_OPTIONS | UNTRUSTED | NO_BACKING | FORCE_SHARE | DISCARD;
         check_flags(options.flags, known)?;
+        check_reserved(options.reserved)?;
         let has = |flag| options.flags & flag != 0;
         let name = name.name(what)?.to_owned();
         let source = match has(IMAGE_OPTIONS) {

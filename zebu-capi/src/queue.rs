@@ -15,7 +15,7 @@ use crate::device::{Handle, given};
 use crate::error::{Failure, Out, Result, call, call_code, call_count, call_object};
 use crate::open::engine;
 use crate::request::{Request, vector};
-use crate::text::{Options, OptionsPointer, Text, check_flags};
+use crate::text::{Options, OptionsPointer, Text, check_flags, check_reserved};
 
 const INFLATE_INLINE: u32 = 1 << 0;
 
@@ -179,6 +179,7 @@ extern "C" fn zebu_queue_new(
     call_object(error, || {
         let options = options.get()?;
         check_flags(options.flags, INFLATE_INLINE)?;
+        check_reserved(options.reserved)?;
         let options = QueueOptions::default()
             .engine(engine(options.engine)?)
             .inflate_inline(options.flags & INFLATE_INLINE != 0);

@@ -92,3 +92,11 @@ pub fn check_flags(flags: u32, known: u32) -> Result<()> {
         other => Err(Failure::misuse(&format!("Unknown flags {other:#x}"))),
     }
 }
+
+/// Refuses a reserved field that is not 0, so that it can get a meaning later.
+pub fn check_reserved(reserved: u32) -> Result<()> {
+    match reserved {
+        0 => Ok(()),
+        _ => Err(Failure::misuse("A reserved field is not 0")),
+    }
+}

@@ -64,7 +64,7 @@ static void options(void)
     OK(zebu_close(disk, &error));
 
     const zebu_open_options init = ZEBU_OPEN_OPTIONS_INIT;
-    zebu_open_options bad[6] = { init, init, init, init, init, init };
+    zebu_open_options bad[7] = { init, init, init, init, init, init, init };
     bad[0].struct_size = 0;
     bad[1].flags = 1u << 31;
     bad[2].cache = "fast";
@@ -72,7 +72,8 @@ static void options(void)
     bad[4].limits = "work=1";
     bad[5].flags = ZEBU_OPEN_UNTRUSTED;
     bad[5].limits = "girth=1";
-    for (int n = 0; n < 6; n++) {
+    bad[6].reserved = 1;
+    for (int n = 0; n < 7; n++) {
         CHECK(!zebu_open(path("errors"), &bad[n], &error));
         CHECK(is_error(error, ZEBU_ERROR_MISUSE, -EINVAL));
     }

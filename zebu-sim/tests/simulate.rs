@@ -27,7 +27,7 @@ fn any_seed() {
     // A given number of seeds, or as many as there is time for.
     let first = number("ZEBU_SIM_SEED").unwrap_or(1);
     let count = number("ZEBU_SIM_SEEDS");
-    let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(30));
+    let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(15));
     let limit = seconds.map(Duration::from_secs);
     let start = Instant::now();
     let (mut runs, mut steps) = (0, 0);

@@ -181,7 +181,7 @@ fn raw_requests_fail_as_with_qemu() {
     let content: Vec<u8> = (0..SECTORS * 512).map(|i| (i / 512 + i) as u8).collect();
     let pair = Pair::new("");
     let mut failed = 0;
-    for seed in seeds(60) {
+    for seed in seeds(30) {
         let mut rng = Rng::new(seed);
         for lab in [&pair.ours, &pair.theirs] {
             fs::write(lab.path("r.raw"), &content).unwrap();
@@ -236,7 +236,7 @@ fn qcow2_requests_fail_as_with_qemu() {
             .ok("base.q");
     }
     let mut scripts = 0;
-    for seed in seeds(40) {
+    for seed in seeds(20) {
         let mut rng = Rng::new(seed);
         for lab in [&pair.ours, &pair.theirs] {
             fs::copy(lab.path("base.q"), lab.path("a.q")).unwrap();
@@ -374,7 +374,7 @@ fn failed_commands_leave_consistent_images() {
     fs::copy(lab.path("top.q"), lab.path("top0.q")).unwrap();
     let [base, top] = ["base.q", "top.q"].map(|name| content(&lab, name, "before"));
     let (mut failed, mut done) = (0, 0);
-    for seed in seeds(60) {
+    for seed in seeds(30) {
         restore();
         let mut rng = Rng::new(seed);
         let rules = one_failure(&mut rng);

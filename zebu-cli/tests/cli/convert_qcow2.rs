@@ -126,7 +126,7 @@ fn same(lab: &Lab, options: &[&str], source: &str) {
 fn the_option_matrix() {
     let lab = lab();
     let sources = ["top.qcow2", "odd.qcow2", "odd.raw", "packed.qcow2"];
-    for (i, options) in part(2, QCOW2_OPTIONS.into_iter().rev()).enumerate() {
+    for (i, options) in part(3, QCOW2_OPTIONS.into_iter().rev()).enumerate() {
         for source in part(4, rotated(sources, i)) {
             same(&lab, &["-o", options], source);
         }
@@ -137,7 +137,7 @@ fn the_option_matrix() {
 fn the_option_matrix_compressed() {
     let lab = lab();
     let sources = ["top.qcow2", "odd.raw", "packed.qcow2"];
-    for (i, options) in part(2, QCOW2_OPTIONS.into_iter().rev()).enumerate() {
+    for (i, options) in part(3, QCOW2_OPTIONS.into_iter().rev()).enumerate() {
         // Data files have no compressed clusters.
         if options.contains("data_file") {
             continue;

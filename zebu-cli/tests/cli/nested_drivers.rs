@@ -156,7 +156,7 @@ fn random_descriptions() {
         return;
     }
     let first = env_number("ZEBU_NESTED_SEED").unwrap_or(1);
-    let runs = env_number("ZEBU_NESTED_RUNS").unwrap_or(120);
+    let runs = env_number("ZEBU_NESTED_RUNS").unwrap_or(60);
     let lab = images();
     let (mut opened, mut refused) = (0, 0);
     for seed in first..first + runs {

@@ -220,7 +220,7 @@ fn generated_images() {
         return;
     }
     let first = env_number("ZEBU_PIPES_SEED").unwrap_or(1);
-    for seed in first..first + env_number("ZEBU_PIPES_IMAGES").unwrap_or(5) {
+    for seed in first..first + env_number("ZEBU_PIPES_IMAGES").unwrap_or(3) {
         generated_image(seed);
     }
 }

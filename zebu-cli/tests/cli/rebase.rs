@@ -90,7 +90,7 @@ fn sizes_that_differ() {
 /// Changes between all backing files, one after the other.
 #[test]
 fn there_and_back() {
-    for options in part(2, OPTIONS) {
+    for options in part(3, OPTIONS) {
         let recipe = images(options, "2M", "2500096", "3M", 50);
         let pair = Pair::new(&recipe);
         for target in [1, 0, 2, 3, 1, 2, 0, 3] {

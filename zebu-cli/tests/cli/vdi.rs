@@ -53,7 +53,7 @@ impl Lab {
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for seed in 0..env_number("ZEBU_VDI_IMAGES").unwrap_or(6) {
+    for seed in 0..env_number("ZEBU_VDI_IMAGES").unwrap_or(4) {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 1);
         let size = generate(&lab, &mut random);

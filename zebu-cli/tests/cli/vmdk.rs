@@ -102,7 +102,7 @@ fn assert_same_small_reads(lab: &Lab, random: &mut Rng, image: &str, size: u64, 
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(6) {
+    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(4) {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 1);
         let (what, size) = generate(&lab, &mut random, seed);
@@ -148,7 +148,7 @@ fn images_are_read_as_by_qemu() {
 
 #[test]
 fn chains_are_read_as_by_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(6) / 3 {
+    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(4) / 3 {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 1);
         let (base, size) = generate(&lab, &mut random, 5 * seed + seed % 5);
@@ -282,7 +282,7 @@ fn build(lab: &Lab, random: &mut Rng) -> (String, u64) {
 
 #[test]
 fn files_of_esx_and_mixed_extents_are_read_as_by_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(6) {
+    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(4) {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 100);
         let (what, size) = build(&lab, &mut random);
@@ -297,7 +297,7 @@ fn files_of_esx_and_mixed_extents_are_read_as_by_qemu() {
 
 #[test]
 fn streams_are_read_as_by_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(6) {
+    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(4) {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 200);
         let size = 512 * (1 + random.below(12000));
@@ -412,7 +412,7 @@ fn judge(lab: &Lab, sound: &[u8], what: &str) -> bool {
 
 /// Damages files of an image in many places, one at a time.
 fn damage(lab: &Lab, random: &mut Rng, files: &[(&str, Vec<Damage>)], sound: &[u8]) {
-    let count = env_number("ZEBU_VMDK_DAMAGED").unwrap_or(25);
+    let count = env_number("ZEBU_VMDK_DAMAGED").unwrap_or(15);
     let mut refused = 0;
     for number in 0..count {
         let (file, places) = &files[random.below(files.len() as u64) as usize];
@@ -566,7 +566,7 @@ fn damaged_descriptors_are_refused_as_by_qemu() {
     fs::write(lab.path("c.vmdk"), bytes).unwrap();
     let lines = "RW 1024 FLAT \"a.vmdk\" 0\nRW 1024 SPARSE \"b.vmdk\"\nRW 1024 SPARSE \"c.vmdk\"\n";
     let text = descriptor("monolithicFlat", lines, 1);
-    let count = env_number("ZEBU_VMDK_DAMAGED").unwrap_or(25);
+    let count = env_number("ZEBU_VMDK_DAMAGED").unwrap_or(15);
     let mut refused = 0;
     for number in 0..count {
         let (bytes, doubled) = changed_text(&mut random, &text);

@@ -28,7 +28,7 @@ fn descriptor_of(lab: &Lab, image: &str, name: &str) -> String {
 
 #[test]
 fn new_images_are_those_of_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(6) {
+    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(4) {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 300);
         let subformat = SUBFORMATS[(seed % 5) as usize];

@@ -110,7 +110,7 @@ fn shrink(seed: u64, mut steps: Vec<u64>, mut failure: Failure) -> Failure {
 
 #[test]
 fn sessions() {
-    let wanted = env_number("ZEBU_SESSIONS_STEPS").unwrap_or(120) as usize;
+    let wanted = env_number("ZEBU_SESSIONS_STEPS").unwrap_or(80) as usize;
     let seconds = env_number("ZEBU_SESSIONS_SECONDS");
     let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
     let begun = Instant::now();
@@ -150,7 +150,7 @@ fn sessions() {
 /// The steps of `targets.rs` alone, four on each image.
 #[test]
 fn targets_that_the_source_reads() {
-    let wanted = env_number("ZEBU_SESSIONS_TARGETS").unwrap_or(24);
+    let wanted = env_number("ZEBU_SESSIONS_TARGETS").unwrap_or(16);
     let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
     for nth in 0..wanted.div_ceil(4) {
         let seed = first + nth;

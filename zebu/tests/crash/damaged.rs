@@ -237,7 +237,7 @@ fn use_on(seed: u64) -> Option<u64> {
 #[test]
 fn damage_makes_a_change_fail() {
     let first = number("ZEBU_CRASH_SEED").unwrap_or(1);
-    let seeds = number("ZEBU_DAMAGED_SEEDS").unwrap_or(200);
+    let seeds = number("ZEBU_DAMAGED_SEEDS").unwrap_or(120);
     let (mut used, mut failed) = (0, 0);
     let _watchdog = Watchdog::new("damaged images");
     for seed in first..first + seeds {

@@ -66,7 +66,7 @@ fn assert_reads(queue: &Queue, device: &Device, expected: &[u8], rng: &mut Rng) 
 fn chains_are_read_as_built() {
     let _alone = alone();
     let queue = queue();
-    for seed in 0..number("ZEBU_VHDX_IMAGES").unwrap_or(60) {
+    for seed in 0..number("ZEBU_VHDX_IMAGES").unwrap_or(40) {
         let _note = PrintOnPanic(format!("seed {seed}"));
         let mut rng = Rng::new(seed);
         let mut device = None;

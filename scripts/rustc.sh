@@ -1,0 +1,9 @@
+#!/bin/sh
+# Takes rustc's place for the workspace's crates in the test command (RUSTC_WORKSPACE_WRAPPER): Clippy's driver
+# compiles tests and programs, so that one build gives lints and tests. A library's lints are found when its own
+# tests are compiled, so that it is not looked at twice. Warnings are errors.
+case " $* " in
+    *" --crate-type lib "*) exec "$@" -D warnings ;;
+esac
+export CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+exec clippy-driver "$@"
