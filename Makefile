@@ -65,3 +65,4 @@ packages:
 
 deny:
 	cargo deny check
+	cargo deny --manifest-path bindings/python/Cargo.toml check --config deny.toml

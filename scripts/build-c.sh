@@ -5,8 +5,10 @@
 #   scripts/build-c.sh [--static] [--profile NAME] [--features LIST] [--libdir DIR] PREFIX
 #
 # --static: no shared library. --profile: a profile of Cargo, release by default. --features: of the
-# crate zebu-capi ("bzip2,nbd,xz" by default; "tls", "http", "object-store"). DESTDIR is put before
-# PREFIX, as packagers expect it.
+# crate zebu-capi ("bzip2,nbd,xz" by default; "tls", "http", "object-store"). --libdir: "lib" by default, a
+# path that is not absolute is below PREFIX. DESTDIR is put before PREFIX, as packagers expect it.
+#
+# The licences go to PREFIX/share/doc/zebu, with Python 3 those of the crates that are linked, too.
 set -eu
 profile=release shared=yes features= libdir=
 while :; do
@@ -21,7 +23,8 @@ while :; do
 done
 prefix=${1:?the prefix, /usr/local for example}
 case "$prefix" in /*) ;; *) prefix=$PWD/$prefix ;; esac
-libdir=${libdir:-$prefix/lib}
+libdir=${libdir:-lib}
+case "$libdir" in /*) ;; *) libdir=$prefix/$libdir ;; esac
 cd "$(dirname "$0")/.."
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
 # Before 1.0 each minor version has its own interface.
@@ -30,7 +33,7 @@ so=libzebu.so.${version%.*}
 set -- -p zebu-capi --lib --profile "$profile" --crate-type staticlib
 [ -z "$features" ] || set -- "$@" --no-default-features --features "$features"
 # Cargo says where the archive is, also if it is built already.
-built=$(cargo rustc "$@" --message-format=json-render-diagnostics)
+built=$(cargo rustc --locked "$@" --message-format=json-render-diagnostics)
 archive=$(echo "$built" | sed -n 's/.*"filenames":\["\([^"]*libzebu_capi\.a\)"\].*/\1/p')
 [ -n "$archive" ] || { echo "Cargo has built no archive" >&2; exit 1; }
 # What Rust's standard library needs (--print native-static-libs).
@@ -50,6 +53,15 @@ if [ -n "$shared" ]; then
     strip --strip-unneeded "$root$libdir/libzebu.so.$version"
     ln -sf "libzebu.so.$version" "$root$libdir/$so"
     ln -sf "$so" "$root$libdir/libzebu.so"
+fi
+doc=$root$prefix/share/doc/zebu
+mkdir -p "$doc"
+install -m 644 LICENSE-MIT LICENSE-APACHE "$doc"
+if command -v python3 > /dev/null; then
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    set -- "$doc" "$host" zebu-capi
+    [ -z "$features" ] || set -- "$@" --no-default-features --features "$features"
+    python3 scripts/sbom.py "$@"
 fi
 cat > "$root$libdir/pkgconfig/zebu.pc" <<EOF
 prefix=$prefix

@@ -7,6 +7,7 @@
 # /usr/bin/zebu, empty folders for temporary files and, if CA_CERTIFICATES names a file, the authorities that
 # are trusted. Times are SOURCE_DATE_EPOCH, so the same program gives the same bytes.
 set -eu
+umask 022
 layout=$1 version=$2
 shift 2
 epoch=${SOURCE_DATE_EPOCH:?}

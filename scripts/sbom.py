@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What the program is made of: crates with their licences.
+"""What a program or a library is made of: crates with their licences.
 
-sbom.py --check                  every licence is one that deny.toml allows
-sbom.py FOLDER TARGET            zebu.cdx.json (CycloneDX 1.5) and THIRD-PARTY.txt with the licences' texts
+sbom.py --check [CRATE]             every licence is one that deny.toml allows
+sbom.py FOLDER TARGET [CRATE...]    zebu.cdx.json (CycloneDX 1.5) and THIRD-PARTY.txt with the licences' texts
 
-The crates are those that are linked into `zebu` for TARGET, and those that its build runs.
+CRATE is the folder of a crate, zebu-cli by default, and may be followed by options of Cargo that choose
+features. The crates are those that are linked into it for TARGET, and those that its build runs.
 """
 
 import hashlib
@@ -15,13 +16,13 @@ import re
 import subprocess
 import sys
 import time
-import tomllib
 import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What the toolchain of scripts/static.sh links besides the crates; the texts are in packaging/licenses.
-TOOLCHAIN = {
-    "rust": "the Rust standard library: MIT OR Apache-2.0",
+# What is linked besides the crates; the texts are in packaging/licenses.
+RUST = {"rust": "the Rust standard library: MIT OR Apache-2.0"}
+# By scripts/static.sh, too.
+STATIC = {
     "musl": "musl: MIT",
     "zig": "zig's parts of the C library and of the compiler's runtime: MIT",
     "libunwind": "LLVM's libunwind: Apache-2.0 WITH LLVM-exception",
@@ -29,16 +30,24 @@ TOOLCHAIN = {
 NAMES = re.compile(r"(?i)^(licen[cs]e|copying|copyright|notice|unlicense)([-._].*)?$")
 
 
-def crates(targets):
-    """The packages below zebu-cli by id, which of them are linked, and who needs whom."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
-    command += [word for target in targets for word in ("--filter-platform", target)]
-    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-    data = json.loads(text)
+def cargo(command, *arguments):
+    words = ["cargo", command, "--locked", *arguments]
+    return subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def crates(targets, crate="zebu-cli", *options):
+    """The packages below a crate by id, which of them are linked, and the dependencies of each."""
+    manifest = ROOT / crate / "Cargo.toml"
+    platforms = [word for target in targets for word in ("--filter-platform", target)]
+    data = json.loads(cargo("metadata", "--format-version", "1", "--manifest-path", manifest, *platforms))
+    # Of a workspace that has the features of all its crates.
+    tree = ["tree", "--manifest-path", manifest, "--prefix", "none", "--edges", "no-dev", *options]
+    trees = [cargo(*tree, "--target", target) for target in targets]
+    built = {tuple(line.split()[:2]) for text in trees for line in text.splitlines()}
     packages = {package["id"]: package for package in data["packages"]}
     nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
     linked, needs = {}, {}
-    root = next(key for key, package in packages.items() if package["name"] == "zebu-cli")
+    root = next(key for key, package in packages.items() if package["manifest_path"] == str(manifest))
     todo = [(root, True)]
     while todo:
         key, is_linked = todo.pop()
@@ -49,7 +58,8 @@ def crates(targets):
         needs[key] = []
         for dependency in nodes[key]["deps"]:
             kinds = {kind["kind"] for kind in dependency["dep_kinds"]} - {"dev"}
-            if not kinds:
+            other = packages[dependency["pkg"]]
+            if not kinds or (other["name"], f"v{other['version']}") not in built:
                 continue
             needs[key].append(dependency["pkg"])
             todo.append((dependency["pkg"], is_linked and not is_macro and None in kinds))
@@ -87,10 +97,15 @@ def is_allowed(expression, allowed):
     return either()
 
 
-def check():
-    rules = tomllib.loads((ROOT / "deny.toml").read_text())
-    allowed = set(rules["licenses"]["allow"])
-    packages, linked, _, _ = crates(rules["graph"]["targets"])
+def rule(name):
+    """A list of strings in deny.toml."""
+    found = re.search(rf"^{name} = \[(.*?)\]", (ROOT / "deny.toml").read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall('"(.*?)"', found[1])
+
+
+def check(*crate):
+    allowed = set(rule("allow"))
+    packages, linked, _, _ = crates(rule("targets"), *crate)
     bad = []
     for key in linked:
         package = packages[key]
@@ -100,13 +115,16 @@ def check():
     return 1 if bad else 0
 
 
-def checksums():
-    lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
-    return {(one["name"], one["version"]): one.get("checksum") for one in lock["package"]}
+def checksums(root):
+    """The hashes of crates by name and version, of the lock file nearest to a crate."""
+    folders = pathlib.Path(root["manifest_path"]).parents
+    lock = next(path for path in (folder / "Cargo.lock" for folder in folders) if path.exists())
+    fields = [dict(re.findall(r'^(\w+) = "(.*)"$', part, re.MULTILINE)) for part in lock.read_text().split("[[package]]")]
+    return {(one.get("name"), one.get("version")): one.get("checksum") for one in fields}
 
 
 def cyclonedx(packages, linked, needs, root):
-    sums = checksums()
+    sums = checksums(packages[root])
 
     def purl(key):
         return f"pkg:cargo/{packages[key]['name']}@{packages[key]['version']}"
@@ -145,7 +163,7 @@ def cyclonedx(packages, linked, needs, root):
         "version": 1,
         "metadata": {
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
-            "component": component(root, "application"),
+            "component": component(root, "application" if packages[root]["name"] == "zebu-cli" else "library"),
         },
         **content,
     }
@@ -156,18 +174,19 @@ def texts(package):
     folder = pathlib.Path(package["manifest_path"]).parent
     for parent, folders, names in os.walk(folder):
         depth = len(pathlib.Path(parent).relative_to(folder).parts)
-        folders[:] = sorted(name for name in folders if depth < 2 and name not in ("target", "tests"))
+        folders[:] = sorted(name for name in folders if depth < 3 and name not in ("target", "tests"))
         for name in sorted(names):
             if NAMES.match(name) and not name.endswith((".rs", ".c", ".h", ".py")):
                 path = pathlib.Path(parent, name)
                 yield str(path.relative_to(folder)), path.read_text(errors="replace").strip()
 
 
-def third_party(packages, linked):
+def third_party(packages, linked, root):
     """The texts, each once, after the files that have it."""
     users = {}
-    lines = ["The static program zebu is linked with:", "", *TOOLCHAIN.values()]
-    for name, what in TOOLCHAIN.items():
+    toolchain = {**RUST, **STATIC} if packages[root]["name"] == "zebu-cli" else RUST
+    lines = [f"{packages[root]['name']} is linked with:", "", *toolchain.values()]
+    for name, what in toolchain.items():
         users[(ROOT / f"packaging/licenses/{name}.txt").read_text().strip()] = [what]
     for key in sorted(linked, key=lambda key: packages[key]["name"]):
         package = packages[key]
@@ -175,22 +194,27 @@ def third_party(packages, linked):
             continue
         name = f"{package['name']} {package['version']}"
         lines.append(f"{name}: {package['license']}")
-        for file, text in texts(package):
+        found = list(texts(package))
+        for file, text in found:
             users.setdefault(text, []).append(f"{name}: {file}")
+        if not found and is_allowed(package["license"], {"Apache-2.0"}):
+            text = (ROOT / "LICENSE-APACHE").read_text().strip()
+            users.setdefault(text, []).append(f"{name}, which comes without a text: Apache-2.0")
     for text, names in users.items():
         lines += ["", "-" * 100, *names, "", text]
     return "\n".join(lines) + "\n"
 
 
 def main():
-    if sys.argv[1:] == ["--check"]:
-        return check()
-    folder, target = sys.argv[1:]
-    packages, linked, needs, root = crates([target])
+    if sys.argv[1] == "--check":
+        return check(*sys.argv[2:])
+    folder, target, *crate = sys.argv[1:]
+    packages, linked, needs, root = crates([target], *crate)
     out = pathlib.Path(folder)
     bom = cyclonedx(packages, linked, needs, root)
-    (out / "zebu.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
-    (out / "THIRD-PARTY.txt").write_text(third_party(packages, linked))
+    name = packages[root]["name"].removesuffix("-cli")
+    (out / f"{name}.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
+    (out / "THIRD-PARTY.txt").write_text(third_party(packages, linked, root))
     return 0
 
 

@@ -4,6 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use zebu::block::FileDriver;
+use zebu::internal::printable;
 use zebu::storage::Queue;
 use zebu::{Device, Format, OpenOptions, Source};
 
@@ -211,7 +212,7 @@ impl Set {
         let device = Device::open(queue, &source, &options).map_err(Error::image(file))?;
         let top = device.top();
         let show = |name: Option<&[u8]>| match name {
-            Some(name) => format!("the backing file '{}'", String::from_utf8_lossy(name)),
+            Some(name) => format!("the backing file '{}'", printable(name)),
             None => "no backing file".to_owned(),
         };
         let differs = |what: String, wanted: String| {

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use zebu::block::{Device, OpenOptions, Policy};
@@ -13,6 +14,7 @@ use crate::failure::{Failure, Outcome};
 use crate::file_name::as_value;
 use crate::json::{self, Map, Value};
 use crate::options::{NameOptions, OutputFormat};
+use crate::printed::printable;
 use crate::{open, output, same_file, size, untrusted};
 
 /// Whether a name is the path of an appliance, if its format is not given.
@@ -39,7 +41,10 @@ pub fn has_file(name: &OsStr, path: &Path) -> bool {
 }
 
 fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {
-    Failure::new(format!("Could not open '{}': {error}", name.display()))
+    Failure::new(format!(
+        "Could not open '{}': {error}",
+        printable(name.as_bytes())
+    ))
 }
 
 /// Opens the disk with this number, from 1, after its checksum was verified. It opens no other
@@ -51,7 +56,12 @@ pub fn open_disk(
     mut options: OpenOptions,
 ) -> Result<Device, Failure> {
     let appliance = read(name)?;
-    let wrong = |why: String| Failure::new(format!("Could not open '{}': {why}", name.display()));
+    let wrong = |why: String| {
+        Failure::new(format!(
+            "Could not open '{}': {why}",
+            printable(name.as_bytes())
+        ))
+    };
     let disk = number
         .checked_sub(1)
         .and_then(|nth| appliance.disks.get(nth));
@@ -102,9 +112,9 @@ pub fn report(name: &OsStr, format: OutputFormat) -> Outcome {
 }
 
 fn text(name: &OsStr, appliance: &Appliance) -> String {
-    let mut text = format!("appliance: {}\n", name.display());
+    let mut text = format!("appliance: {}\n", printable(name.as_bytes()));
     if let Some(name) = &appliance.name {
-        text += &format!("name: {}\n", printable(name));
+        text += &format!("name: {}\n", printable(name.as_bytes()));
     }
     let in_bytes = |bytes| format!("{} ({bytes} bytes)", size::human(bytes));
     for (disk, number) in appliance.disks.iter().zip(1..) {
@@ -113,7 +123,7 @@ fn text(name: &OsStr, appliance: &Appliance) -> String {
         } = disk;
         let file = stored
             .as_ref()
-            .map_or("(empty)".into(), |s| printable(&s.name));
+            .map_or("(empty)".into(), |s| printable(s.name.as_bytes()));
         text += &format!("disk {number}: {file}\n");
         if let Some(capacity) = capacity {
             text += &format!("    virtual size: {}\n", in_bytes(*capacity));
@@ -130,15 +140,6 @@ fn text(name: &OsStr, appliance: &Appliance) -> String {
         text += &format!("    checksum: {checksum}\n");
     }
     text
-}
-
-/// A text without characters that control a terminal.
-fn printable(text: &str) -> String {
-    let shown = text.chars().map(|c| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    });
-    shown.collect()
 }
 
 fn value(name: &OsStr, appliance: &Appliance) -> Value {

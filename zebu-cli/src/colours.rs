@@ -45,10 +45,3 @@ impl Style {
         }
     }
 }
-
-/// A text of unknown origin that controls no terminal: what is not plain is a question mark.
-pub fn harmless(text: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || c == ' ' || c.is_ascii_graphic();
-    let shown = text.chars().map(|c| if plain(c) { c } else { '?' });
-    shown.collect()
-}

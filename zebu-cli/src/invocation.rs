@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use zebu::names::without_queries;
 
 use crate::failure::Failure;
-use crate::{block_cache, manual, output, signals, untrusted};
+use crate::{block_cache, manual, output, printed, signals, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -61,13 +61,22 @@ impl Invocation {
     pub fn say(&self, message: &str) {
         // A closed stderr cannot be reported.
         let message = without_queries(message);
-        let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
+        let _ = writeln!(
+            std::io::stderr(),
+            "{}: {}",
+            self.name,
+            printed::lines(&message)
+        );
     }
 
     /// From now on SIGINT and SIGTERM end the program at once. It prints `state`, which tells what
     /// is left.
     pub fn end_on_stop(&self, state: &str) {
-        signals::end_on_stop(format!("{}: Interrupted; {state}", self.name));
+        signals::end_on_stop(format!(
+            "{}: Interrupted; {}",
+            self.name,
+            printed::lines(state)
+        ));
     }
 
     pub fn hint(&self) -> String {

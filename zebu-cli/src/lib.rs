@@ -22,6 +22,7 @@ mod objects;
 mod open;
 mod options;
 mod output;
+mod printed;
 mod program;
 mod progress;
 mod same_file;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
 use zebu::Error;
@@ -13,6 +14,7 @@ use zebu::storage::{CacheMode, Queue, QueueOptions};
 use crate::failure::Failure;
 use crate::invocation::Invocation;
 use crate::options::SourceOptions;
+use crate::printed::printable;
 use crate::untrusted;
 
 /// A queue on this thread, with the engine that the kernel offers.
@@ -23,7 +25,8 @@ pub fn queue() -> Result<Queue, Failure> {
 
 /// The line for an image that cannot be opened.
 pub fn failure(name: &OsStr, error: &Error) -> Failure {
-    Failure::new(format!("Could not open '{}': {error}", name.display()))
+    let name = printable(name.as_bytes());
+    Failure::new(format!("Could not open '{name}': {error}"))
 }
 
 /// The options of opening, as the common options define them.
@@ -125,7 +128,7 @@ fn warn_if_guessed(device: &Device) {
              Automatically detecting the format is dangerous for raw images, write operations on \
              block 0 will be restricted.\n         \
              Specify the 'raw' format explicitly to remove the restrictions.",
-            device.top().spec.display_name().display()
+            printable(device.top().spec.display_name().as_bytes())
         );
     }
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use crate::commands;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, unrecognized, version};
-use crate::{completions, descriptors, file_limit, manual, output, signals, untrusted};
+use crate::{completions, descriptors, file_limit, output, printed, signals, untrusted};
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
@@ -17,6 +17,7 @@ pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     signals::catch_progress_requests();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
     let invocation = Invocation::new(argv0);
+    printed::set_program(&invocation.name);
     let outcome = match invocation.name.as_str() {
         "qemu-io" => commands::io::run(&invocation, arguments),
         "qemu-nbd" => commands::nbd::run(&invocation, arguments),
@@ -37,7 +38,7 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
             bare,
         }) => {
             if bare {
-                let _ = writeln!(std::io::stderr(), "{text}");
+                let _ = writeln!(std::io::stderr(), "{}", printed::lines(&text));
             } else {
                 invocation.say(&text);
             }
@@ -59,8 +60,6 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         taken?;
         return dispatch(invocation, arguments);
     }
-    // Not under QEMU's name, which has no such commands.
-    let is_own = invocation.name != "qemu-img";
     match first.as_str() {
         "help" if !arguments.is_empty() => {
             arguments.truncate(1);
@@ -68,9 +67,7 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
             return dispatch(invocation, arguments);
         }
         "-h" | "--help" | "help" => return output::report(&commands::help(invocation)),
-        "completions" if is_own => return completions::print(&arguments),
-        "__complete" if is_own => return completions::run(&arguments),
-        "manual" if is_own => return manual::run(&arguments),
+        "__complete" => return completions::run(&arguments),
         "-V" | "--version" => return output::report(&version(invocation)),
         option if option.len() > 1 && option.starts_with('-') => {
             return Err(unrecognized(invocation, option));

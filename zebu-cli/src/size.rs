@@ -56,6 +56,11 @@ pub fn human(bytes: u64) -> String {
     format!("{} {}B", three_digits(value), UNITS[unit])
 }
 
+/// A part of a whole.
+pub fn percent(part: u64, whole: u64) -> String {
+    format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)
+}
+
 /// C's `%0.3g` for numbers of 0 and from about 0.9 to 9999.
 fn three_digits(value: f64) -> String {
     if value == 0.0 {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -43,18 +43,32 @@ impl Listener {
         Ok(Listener::Unix(listener, Some(path.into())))
     }
 
-    /// Listens on TCP, on each address of `host`.
+    /// Listens on TCP, on each address of `host` that this machine has.
     ///
     /// # Errors
     ///
-    /// The host has no address, or one of them cannot be listened on.
+    /// The machine has none of them, or one is in use.
     pub fn tcp(host: &str, port: u16) -> io::Result<Vec<Self>> {
-        let listen = |address| {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
-            Ok(Listener::Tcp(listener))
-        };
-        (host, port).to_socket_addrs()?.map(listen).collect()
+        Self::on((host, port).to_socket_addrs()?)
+    }
+
+    fn on(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<Self>> {
+        let (mut listeners, mut missing) = (Vec::new(), io::ErrorKind::NotFound.into());
+        for address in addresses {
+            match TcpListener::bind(address) {
+                Ok(listener) => {
+                    listener.set_nonblocking(true)?;
+                    listeners.push(Listener::Tcp(listener));
+                }
+                // `localhost` is ::1, too, where IPv6 is off.
+                Err(e) if is_missing(&e) => missing = e,
+                Err(e) => return Err(e),
+            }
+        }
+        match listeners.is_empty() {
+            true => Err(missing),
+            false => Ok(listeners),
+        }
     }
 
     /// The sockets that were passed to this process (`sd_listen_fds(3)`): none if `LISTEN_PID` is
@@ -150,6 +164,14 @@ impl Drop for Listener {
     }
 }
 
+/// Whether this machine does not have the address.
+fn is_missing(error: &io::Error) -> bool {
+    let missing = [libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT];
+    error
+        .raw_os_error()
+        .is_some_and(|errno| missing.contains(&errno))
+}
+
 /// Whether the path is a socket without a listener.
 fn is_left_over(path: &Path) -> bool {
     let is_socket = |file: std::fs::Metadata| file.file_type().is_socket();
@@ -158,4 +180,25 @@ fn is_left_over(path: &Path) -> bool {
         connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
     };
     std::fs::symlink_metadata(path).is_ok_and(is_socket) && refused()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_other_machines_are_left_out() {
+        let (own, other) = ("127.0.0.1:0", "203.0.113.1:0");
+        let on = |list: &[&str]| Listener::on(list.iter().map(|text| text.parse().unwrap()));
+        assert_eq!(on(&[other, own, other]).unwrap().len(), 1);
+        assert_eq!(
+            on(&[other]).unwrap_err().kind(),
+            io::ErrorKind::AddrNotAvailable
+        );
+        assert!(on(&[]).is_err());
+        let used = TcpListener::bind(own).unwrap().local_addr().unwrap();
+        let _held = TcpListener::bind(used).unwrap();
+        let busy = Listener::on([own.parse().unwrap(), used].into_iter());
+        assert_eq!(busy.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
 }

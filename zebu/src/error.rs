@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io;
 
-use crate::format::{FormatError, printable};
+use crate::format::FormatError;
+use crate::printable;
 
 /// A result with an [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -76,7 +77,7 @@ pub enum Error {
     #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
     Dirty,
     /// Another process uses the image.
-    #[error("Failed to get {lock} lock\nIs another process using the image [{path}]?")]
+    #[error("Failed to get {lock} lock\nIs another process using the image [{}]?", printable(.path.as_bytes()))]
     Locked {
         /// The lock, with QEMU's name: `"write"`, `shared "write"`, ...
         lock: String,
@@ -92,7 +93,7 @@ pub enum Error {
     #[error("{0}")]
     Refused(String),
     /// A failure with its context.
-    #[error("{context}: {source}")]
+    #[error("{}: {source}", printable(.context.as_bytes()))]
     While {
         /// The context.
         context: String,
@@ -323,12 +324,9 @@ pub(crate) fn c_hex(number: u64) -> String {
 #[cfg(any(feature = "nbd", feature = "http", feature = "rbd", feature = "ssh"))]
 pub(crate) fn one_line(text: &str) -> String {
     const MOST: usize = 500;
-    let shown = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    let mut line: String = text.chars().take(MOST).map(shown).collect();
-    if text.chars().nth(MOST).is_some() {
+    let cut = text.char_indices().nth(MOST).map(|(at, _)| at);
+    let mut line = printable(&text.as_bytes()[..cut.unwrap_or(text.len())]);
+    if cut.is_some() {
         line.push('…');
     }
     line

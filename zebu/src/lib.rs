@@ -76,6 +76,7 @@ pub mod jobs;
 pub mod names;
 #[cfg(feature = "nbd")]
 mod nbd;
+mod printable;
 pub mod qcow2;
 mod statistics;
 pub mod storage;
@@ -88,6 +89,7 @@ pub use block::{
 pub use drivers::Limits;
 pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};
 pub use names::Source;
+use printable::printable;
 pub use storage::{
     Buffer, CacheMode, EngineKind, Handle, Iov, Memory, Queue, QueueOptions, Storage,
 };

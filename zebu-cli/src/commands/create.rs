@@ -1,7 +1,7 @@
 //! `create`: a new image.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, FileSpec, Format, OptionKind};
@@ -14,7 +14,7 @@ use crate::file_name::{as_value, beside, file_of};
 use crate::invocation::Invocation;
 use crate::known_options::{number, option_help};
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format, refuse_object};
-use crate::{objects, open, output, same_file, size, untrusted};
+use crate::{objects, open, output, printed, same_file, size, untrusted};
 
 /// Create and format new image file
 #[derive(Parser)]
@@ -219,6 +219,7 @@ fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> 
             line.push(value);
         }
     }
-    line.push("\n");
-    line.into_vec()
+    let mut line = printed::name(line.as_bytes()).into_owned();
+    line.push(b'\n');
+    line
 }

@@ -8,6 +8,7 @@ mod untrusted_report;
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, OpenOptions};
@@ -19,6 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name};
+use crate::printed::printable;
 use crate::{appliance, colours, open, output, untrusted};
 
 use report::Report;
@@ -62,17 +64,24 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let name = one_name(&arguments.names)?;
+    if arguments.human && arguments.output.is_some() {
+        let text = "--human and --output are mutually exclusive";
+        return Err(Failure::new(text));
+    }
     if invocation.name != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
-        return appliance::report(name, format);
+        let given = [
+            (arguments.human, "--human"),
+            (arguments.backing_chain, "--backing-chain"),
+        ];
+        return match given.into_iter().find(|(is_given, _)| *is_given) {
+            Some((_, option)) => Err(Failure::new(format!("{option} is not for appliances"))),
+            None => appliance::report(name, format),
+        };
     }
     // Never under QEMU's name.
     let has_colours = invocation.name != "qemu-img" && colours::are_wanted(&std::io::stdout());
     let queue = open::queue()?;
     if arguments.human {
-        if arguments.output.is_some() {
-            let text = "--human and --output are mutually exclusive";
-            return Err(Failure::new(text));
-        }
         let options = open::options(name, &arguments.source, CacheMode::WriteBack)?
             .l2_cache_size(Some(open::ONCE_THROUGH));
         let device = open::device_with(&queue, name, &arguments.source, &options)?;
@@ -114,7 +123,7 @@ fn collect(
         if !seen.insert(name.clone()) {
             return Err(Failure::new(format!(
                 "Backing file '{}' creates an infinite loop.",
-                name.display()
+                printable(name.as_bytes())
             )));
         }
         let device =
@@ -130,7 +139,7 @@ fn collect(
         {
             let text = format!(
                 "The image names a backing file ('{}'), which it may not open",
-                backing.name.display()
+                printable(backing.name.as_bytes())
             );
             return Err(open::failure(&name, &zebu::Error::Refused(text)));
         }

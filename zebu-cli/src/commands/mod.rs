@@ -31,6 +31,7 @@ use clap::CommandFactory;
 
 use crate::failure::Outcome;
 use crate::invocation::{Invocation, parse_lossy as parse};
+use crate::{completions, manual};
 
 /// Name, operands, what it does, how it is run, and its options.
 type Command = (
@@ -42,7 +43,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 22] = [
+const COMMANDS: [Command; 24] = [
     (
         "amend",
         "<FILENAME>",
@@ -93,6 +94,13 @@ const COMMANDS: [Command; 22] = [
         compare::Arguments::command,
     ),
     (
+        "completions",
+        "<SHELL>",
+        "Print the completions of a shell: bash, zsh or fish",
+        completions::print,
+        completions::Arguments::command,
+    ),
+    (
         "convert",
         "<SOURCE>... <TARGET>",
         "Copy images to another, with format conversion",
@@ -133,6 +141,13 @@ const COMMANDS: [Command; 22] = [
         "Run commands on an image, in qemu-io's language",
         io::run,
         io::definition,
+    ),
+    (
+        "manual",
+        "<FOLDER> [DATE]",
+        "Write the man pages to a folder",
+        manual::run,
+        manual::Arguments::command,
     ),
     (
         "map",
@@ -225,10 +240,6 @@ pub fn help(invocation: &Invocation) -> String {
     );
     for (command, _, what, ..) in &COMMANDS {
         text.push_str(&format!("  {command:<14} {what}\n"));
-    }
-    if name != "qemu-img" {
-        text.push_str("  completions    Print the completions of a shell: bash, zsh or fish\n");
-        text.push_str("  manual         Write the man pages to a folder\n");
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));
     text

@@ -1,6 +1,7 @@
 //! `rebase`: an image on top of another backing file.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, ImageSpec};
@@ -12,6 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
+use crate::printed::printable;
 use crate::progress::{Progress, interrupted};
 use crate::{open, signals, untrusted};
 
@@ -198,7 +200,7 @@ fn new_spec(
         |e| {
             Failure::new(format!(
                 "Could not change the backing file to '{}': {e}",
-                backing.name.display()
+                printable(backing.name.as_bytes())
             ))
         },
     )?;

@@ -4,15 +4,21 @@
 //!
 //! The first line of the answer is `words`, or `files` and the part of the word that comes before a file's
 //! name; each further line is a word and what it means.
+//!
+//! For bash it is `__complete --bash BEFORE AFTER REPLACED`: the line before and after the cursor, and what is
+//! replaced. Each further line of the answer is what takes the place of that.
 
+mod line;
 mod values;
 
 use std::ffi::OsString;
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, Parser};
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::{self, Invocation};
 use crate::{commands, manual, output};
+use line::Line;
 
 /// The scripts.
 const SCRIPTS: [(&str, &str); 3] = [
@@ -21,10 +27,19 @@ const SCRIPTS: [(&str, &str); 3] = [
     ("fish", include_str!("zebu.fish")),
 ];
 
+/// Print the completions of a shell
+#[derive(Parser)]
+pub struct Arguments {
+    /// bash, zsh or fish
+    #[arg(value_name = "SHELL")]
+    names: Vec<OsString>,
+}
+
 /// Runs the command `completions`: prints the script of a shell.
-pub fn print(arguments: &[OsString]) -> Outcome {
-    let [shell] = arguments else {
-        return Err(Failure::new("Expecting a shell: bash, zsh or fish"));
+pub fn print(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let [shell] = &arguments.names[..] else {
+        return Err(Failure::new("Expecting a shell: bash, zsh or fish").with_hint());
     };
     match SCRIPTS.iter().find(|script| script.0 == shell) {
         Some((_, text)) => output::report(text),
@@ -41,15 +56,18 @@ pub fn run(arguments: &[OsString]) -> Outcome {
         .iter()
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
-    let Some((index, words)) = words.split_first() else {
-        return Ok(1);
-    };
-    match index.parse::<usize>() {
-        Ok(index) if (1..words.len()).contains(&index) => {
-            output::report(&answer(words, index).text())
+    let text = match &words[..] {
+        [option, before, after, replaced] if option == "--bash" => {
+            let line = Line::new(before, after, replaced);
+            answer(&line.words, line.index).map(|answer| answer.text_for(&line))
         }
-        _ => Ok(1),
-    }
+        [index, words @ ..] => {
+            let index = index.parse().unwrap_or(0);
+            answer(words, index).map(|answer| answer.text())
+        }
+        [] => None,
+    };
+    text.map_or(Ok(1), |text| output::report(&text))
 }
 
 /// What may be at the cursor.
@@ -87,11 +105,24 @@ impl Answer {
         }
     }
 
-    fn text(&self) -> String {
-        let mut text = match &self.files {
+    fn kind(&self) -> String {
+        match &self.files {
             Some(after) => format!("files\t{after}\n"),
             None => "words\n".into(),
-        };
+        }
+    }
+
+    /// For bash.
+    fn text_for(&self, line: &Line) -> String {
+        let words = self
+            .words
+            .iter()
+            .filter_map(|(word, _)| line.insertion(word));
+        words.fold(self.kind(), |text, word| text + &word + "\n")
+    }
+
+    fn text(&self) -> String {
+        let mut text = self.kind();
         for (word, what) in &self.words {
             let what = what.lines().next().unwrap_or_default();
             text.push_str(&format!("{word}\t{what}\n"));
@@ -100,37 +131,28 @@ impl Answer {
     }
 }
 
-/// What may be at the word `index`.
-fn answer(words: &[String], index: usize) -> Answer {
-    let named = words[0].rsplit('/').next().unwrap_or_default();
-    let (name, first) = match named {
-        "qemu-io" => ("io", 1),
-        "qemu-nbd" => ("nbd", 1),
-        _ => {
-            let is_command = |word: &&String| !word.starts_with('-');
-            let at = 1 + words[1..index]
-                .iter()
-                .take_while(|word| !is_command(word))
-                .count();
-            if at == index {
-                return commands_and_options(&words[index]);
-            }
-            (words[at].as_str(), at + 1)
-        }
-    };
-    if name == "help" {
-        return Answer::words("", &words[index], command_names());
-    }
-    if name == "completions" {
-        return Answer::words("", &words[index], SCRIPTS.map(|script| (script.0, "")));
-    }
+/// What may be at the word `index`; None: it is none of those after the program's name.
+fn answer(words: &[String], index: usize) -> Option<Answer> {
+    let before = words.get(1..index)?;
+    let typed = words.get(index)?;
+    let options_before = before.iter().take_while(|word| word.starts_with('-'));
+    let at = 1 + options_before.count();
+    Some(match words[at].as_str() {
+        _ if at == index => commands_and_options(typed),
+        "help" => Answer::words("", typed, command_names()),
+        name => after_command(name, &words[at + 1..], index - at - 1),
+    })
+}
+
+/// What may be at the word `index` of those behind the name of a command.
+fn after_command(name: &str, words: &[String], index: usize) -> Answer {
     let found = commands::definitions().find(|definition| definition.0 == name);
     let Some((_, _, definition)) = found else {
         return Answer::default();
     };
-    let mut command = crate::invocation::with_command_options(definition, name);
+    let mut command = invocation::with_command_options(definition, name);
     command.build();
-    in_command(&command, name, &words[first..], index - first)
+    in_command(&command, name, words, index)
 }
 
 fn command_names() -> impl Iterator<Item = (String, String)> {
@@ -149,8 +171,8 @@ fn commands_and_options(typed: &str) -> Answer {
     if typed.starts_with('-') {
         return options(&manual::definition(), typed);
     }
-    let more = ["help", "completions"].map(|name| (name.to_string(), String::new()));
-    Answer::words("", typed, command_names().chain(more))
+    let help = ("help".to_string(), String::new());
+    Answer::words("", typed, command_names().chain([help]))
 }
 
 /// The long options, and the letters if only a dash was typed.
@@ -186,7 +208,7 @@ fn requires_value(arg: &Arg) -> bool {
 
 /// The words of a command, by what they are.
 #[derive(Default)]
-struct Line<'a> {
+struct Words<'a> {
     /// Values of options, with their ids.
     values: Vec<(&'a str, String)>,
     operands: Vec<String>,
@@ -194,7 +216,7 @@ struct Line<'a> {
     awaits: Option<&'a Arg>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> Words<'a> {
     fn take(&mut self, command: &'a Command, word: &str) {
         if let Some(arg) = self.awaits.take() {
             self.values.push((arg.get_id().as_str(), word.to_string()));
@@ -259,7 +281,7 @@ fn in_command(command: &Command, name: &str, words: &[String], index: usize) -> 
     {
         return in_command(sub, &format!("{name} {word}"), &words[1..], index - 1);
     }
-    let mut line = Line::default();
+    let mut line = Words::default();
     for word in &words[..index] {
         line.take(command, word);
     }

@@ -1,14 +1,16 @@
 //! The values that an option or an operand may have.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::Arg;
 use zebu::block::{CreateOption, Device, Format, OptionKind};
 use zebu::names::Source;
 use zebu::storage::{Queue, QueueOptions};
 
-use super::{Answer, Line};
+use super::{Answer, SCRIPTS, Words};
 use crate::commands::amendable;
+use crate::printed::printable;
 use crate::untrusted;
 
 /// The words of options that are one of a few, by their ids.
@@ -66,7 +68,7 @@ const FILES: [&str; 8] = [
 ];
 
 /// The values of an option; `before` is what of the word comes before them.
-pub fn of(command: &str, arg: &Arg, line: &Line, before: &str, typed: &str) -> Answer {
+pub fn of(command: &str, arg: &Arg, line: &Words, before: &str, typed: &str) -> Answer {
     let id = arg.get_id().as_str();
     let value = arg
         .get_value_names()
@@ -107,13 +109,15 @@ pub fn of(command: &str, arg: &Arg, line: &Line, before: &str, typed: &str) -> A
 }
 
 /// The values of the operand of this number.
-pub fn of_operand(command: &str, number: usize, line: &Line, typed: &str) -> Answer {
+pub fn of_operand(command: &str, number: usize, line: &Words, typed: &str) -> Answer {
     const OPERANDS: [&str; 5] = ["if=", "of=", "bs=", "count=", "skip="];
     match (command, number) {
         ("dd", _) => match typed.split_once('=') {
             Some((name @ ("if" | "of"), _)) => Answer::files(&format!("{name}=")),
             _ => Answer::words("", typed, OPERANDS.map(|name| (name, ""))),
         },
+        ("completions", 0) => Answer::words("", typed, SCRIPTS.map(|script| (script.0, ""))),
+        ("completions", _) | ("manual", 1..) => Answer::default(),
         ("bitmap", 1) => Answer::words("", typed, bitmaps(line)),
         ("create" | "resize", 1) => Answer::default(),
         _ => Answer::files(""),
@@ -156,9 +160,23 @@ fn options_of(format: &str, options: &[CreateOption], before: &str, typed: &str)
     Answer::words(&before, value, words.iter().map(|word| (*word, "")))
 }
 
+/// The file that a shell would find by this name.
+fn file(name: &str) -> OsString {
+    match (name.strip_prefix("~/"), std::env::var_os("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest).into(),
+        _ => name.into(),
+    }
+}
+
+/// A name that shells can show and take on a line.
+fn shown(name: &[u8]) -> Option<String> {
+    let shown = printable(name);
+    (!name.is_empty() && shown.as_bytes() == name).then_some(shown)
+}
+
 /// The image of the line, opened as an untrusted one, without what it names and without locks.
-fn image(line: &Line) -> Option<(Queue, Device)> {
-    let name = OsString::from(line.operands.first()?);
+fn image(line: &Words) -> Option<(Queue, Device)> {
+    let name = file(line.operands.first()?);
     let format = line.value("format").and_then(|format| format.parse().ok());
     untrusted::set("").ok()?;
     let options = untrusted::defaults()
@@ -170,7 +188,7 @@ fn image(line: &Line) -> Option<(Queue, Device)> {
     Some((queue, device))
 }
 
-fn snapshots(line: &Line) -> Vec<(String, String)> {
+fn snapshots(line: &Words) -> Vec<(String, String)> {
     let Some((_, device)) = image(line) else {
         return Vec::new();
     };
@@ -178,25 +196,15 @@ fn snapshots(line: &Line) -> Vec<(String, String)> {
         .top()
         .as_qcow2()
         .map_or(&[][..], |image| image.snapshots());
-    let named = snapshots.iter().map(|snapshot| {
-        (
-            String::from_utf8_lossy(snapshot.name_text()).into_owned(),
-            "snapshot".into(),
-        )
-    });
-    named.collect()
+    let names = snapshots.iter().filter_map(|s| shown(s.name_text()));
+    names.map(|name| (name, "snapshot".into())).collect()
 }
 
-fn bitmaps(line: &Line) -> Vec<(String, String)> {
+fn bitmaps(line: &Words) -> Vec<(String, String)> {
     let Some((queue, device)) = image(line) else {
         return Vec::new();
     };
     let bitmaps = queue.block_on(device.bitmaps(&queue)).unwrap_or_default();
-    let named = bitmaps.iter().map(|bitmap| {
-        (
-            String::from_utf8_lossy(&bitmap.name).into_owned(),
-            "bitmap".into(),
-        )
-    });
-    named.collect()
+    let names = bitmaps.iter().filter_map(|bitmap| shown(&bitmap.name));
+    names.map(|name| (name, "bitmap".into())).collect()
 }

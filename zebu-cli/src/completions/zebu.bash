@@ -1,40 +1,19 @@
-# Completions of zebu for bash. `zebu __complete` knows the words.
+# Completions of zebu for bash. `zebu __complete` knows the words, and quotes them.
 
 _zebu() {
-    local words=() last=0 rest=$COMP_LINE index word typed kind line
-    # Bash also ends words at = and :, so what touches the word before belongs to it.
-    for ((index = 0; index < ${#COMP_WORDS[@]}; index++)); do
-        word=${COMP_WORDS[index]}
-        if ((index > 0)) && [[ $rest != [[:space:]]* ]]; then
-            words[${#words[@]} - 1]+=$word
-        else
-            [[ -n $word ]] && rest=${rest#"${rest%%[![:space:]]*}"}
-            words+=("$word")
-        fi
-        rest=${rest#"$word"}
-        ((index == COMP_CWORD)) && last=$((${#words[@]} - 1)) && typed=$word
-    done
-    # Of the word at the cursor only what is before it.
-    words[last]=${words[last]%%[[:space:]]*}
+    local program=zebu kind="" line
+    command -v zebu >/dev/null || program=$1
     COMPREPLY=()
-    [[ $typed == = || $typed == : ]] && typed=
-    local before=${words[last]%"$typed"} plain=("${words[@]//\\/}")
     while IFS= read -r line; do
         if [[ -z $kind ]]; then
             kind=$line
-            continue
-        fi
-        word=${line%%$'\t'*}
-        [[ $word == *[=,] ]] && compopt -o nospace 2>/dev/null
-        word=${word#"$before"}
-        COMPREPLY+=("$([[ $word == *[[:space:]]* ]] && printf '%q' "$word" || printf '%s' "$word")")
-    done < <(zebu __complete "$last" "${plain[@]}" 2>/dev/null)
-    if [[ $kind == files* ]]; then
-        compopt -o filenames 2>/dev/null
-        while IFS= read -r line; do
+        else
+            [[ $line == *[=,] ]] && compopt -o nospace 2>/dev/null
             COMPREPLY+=("$line")
-        done < <(compgen -f -- "$typed")
-    fi
+        fi
+    done < <("$program" __complete --bash "${COMP_LINE:0:COMP_POINT}" "${COMP_LINE:COMP_POINT}" "$2" 2>/dev/null)
+    # Where there may be files, bash looks for them.
+    [[ $kind == files* ]] || compopt +o default 2>/dev/null
 }
 
-complete -F _zebu zebu
+complete -o default -F _zebu zebu

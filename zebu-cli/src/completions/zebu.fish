@@ -1,24 +1,31 @@
 # Completions of zebu for fish. `zebu __complete` knows the words.
 
-function __zebu_complete
+# Prints the kind of what may be at the cursor, then words.
+function __zebu_ask
     set -l before (commandline -opc)
-    set -l current (commandline -ct)
     set -l all (commandline -op)
+    set -l current (commandline -ct)
+    # A quotation mark may be open.
+    set current (string unescape -- "$current"; or string unescape -- "$current'"; or string unescape -- "$current\"")
+    set -l program zebu
+    command -q zebu; or set program $before[1]
+    # Only a word that is not empty is one of all.
+    set -l next (math (count $before) + 1)
+    test -n "$current"; and set next (math $next + 1)
     set -l after
-    if test (count $all) -gt (math (count $before) + 1)
-        set after $all[(math (count $before) + 2)..]
-    end
-    set -l lines (zebu __complete (count $before) $before "$current" $after 2>/dev/null)
-    if test (count $lines) -gt 1
-        printf '%s\n' $lines[2..]
-    end
-    set -l kind (string split \t -- $lines[1])
-    if test "$kind[1]" = files
-        set -l rest (string sub -s (math 1 + (string length -- "$kind[2]")) -- $current)
-        for path in (__fish_complete_path $rest)
-            echo "$kind[2]$path"
-        end
-    end
+    test (count $all) -ge $next; and set after $all[$next..]
+    $program __complete (count $before) $before "$current" $after 2>/dev/null
 end
 
-complete -c zebu -f -a '(__zebu_complete)'
+function __zebu_words
+    set -l lines (__zebu_ask)
+    # Fish quotes all but a tilde at the start, which it would take for a home.
+    test (count $lines) -gt 1; and string match -v '~*' -- $lines[2..]
+end
+
+function __zebu_wants_files
+    __zebu_ask | string match -q 'files*'
+end
+
+complete -c zebu -f -a '(__zebu_words)'
+complete -c zebu -n __zebu_wants_files -F

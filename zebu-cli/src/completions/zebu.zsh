@@ -2,9 +2,13 @@
 # Completions of zebu for zsh. `zebu __complete` knows the words.
 
 _zebu() {
-    local line kind prefix word what
-    local -a lines values texts open_values open_texts
-    lines=("${(@f)$(zebu __complete $((CURRENT - 1)) "${(@Q)words}" 2>/dev/null)}")
+    local line kind prefix word what program=zebu
+    local -a typed lines values texts open_values open_texts
+    # Of the word at the cursor what is before it, also in quotation marks.
+    typed=("${(@Q)words}")
+    typed[CURRENT]=${(Q)PREFIX}
+    (( $+commands[zebu] )) || program=${(Q)words[1]}
+    lines=("${(@f)$($program __complete $((CURRENT - 1)) "${(@)typed}" 2>/dev/null)}")
     kind=${lines[1]%%$'\t'*}
     prefix=${lines[1]#*$'\t'}
     for line in "${(@)lines[2,-1]}"; do

@@ -60,7 +60,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "Record what changes from now on",
                 "zebu bitmap --add disk.qcow2 since-monday",
             ),
-            ("Begin anew", "zebu bitmap --clear disk.qcow2 since-monday"),
+            ("Clear it", "zebu bitmap --clear disk.qcow2 since-monday"),
             ("Remove it", "zebu bitmap --remove disk.qcow2 since-monday"),
         ],
     ),
@@ -96,6 +96,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "Where the formats are known",
                 "zebu compare -p -f qcow2 -F raw disk.qcow2 disk.raw",
             ),
+        ],
+    ),
+    (
+        "completions",
+        &[
+            ("For bash", "zebu completions bash > zebu.bash"),
+            ("For fish", "zebu completions fish > zebu.fish"),
         ],
     ),
     (
@@ -185,7 +192,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "zebu info --backing-chain overlay.qcow2",
             ),
             (
-                "What an image would open that nobody trusts",
+                "What an untrusted image would open",
                 "zebu info --untrusted --output=json overlay.qcow2",
             ),
         ],
@@ -201,6 +208,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "The first sector",
                 "zebu io -r -c 'read -v 0 512' disk.qcow2",
             ),
+        ],
+    ),
+    (
+        "manual",
+        &[
+            ("All pages, into a new folder", "zebu manual man1"),
+            ("With a date", "zebu manual man1 \"$(date +%F)\""),
         ],
     ),
     (
@@ -233,10 +247,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ),
             ("What a server has", "zebu nbd -L -k $PWD/disk.sock"),
             (
-                "A client",
+                "Copy from the server",
                 "zebu convert \"nbd+unix:///?socket=$PWD/disk.sock\" copy.raw",
             ),
-            ("The end", "kill $(cat disk.pid)"),
+            ("Stop the server", "kill $(cat disk.pid)"),
         ],
     ),
     (
@@ -247,7 +261,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "zebu ova --output machine.ova disk.qcow2",
             ),
             (
-                "And back",
+                "Convert it back",
                 "zebu convert machine.ova --disk 1 -O qcow2 again.qcow2",
             ),
         ],
@@ -293,7 +307,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "Its rates in the last tenth of a second",
                 "zebu top -n 1 -i 0.1 metrics.sock",
             ),
-            ("The end", "kill $(cat disk.pid)"),
+            ("Stop the server", "kill $(cat disk.pid)"),
         ],
     ),
     (
@@ -304,7 +318,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "zebu vhost-user-blk --fork --pid-file disk.pid --socket-path $PWD/disk.sock --num-queues 4 \
                  disk.qcow2",
             ),
-            ("The end", "kill $(cat disk.pid)"),
+            ("Stop the server", "kill $(cat disk.pid)"),
         ],
     ),
 ];

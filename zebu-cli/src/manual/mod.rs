@@ -1,7 +1,6 @@
 //! What users read about the commands: examples, in the help too, and man pages.
 //!
-//! The pages come from the same definitions as the help. The command `manual`, which the list of
-//! commands leaves out, writes them to a folder.
+//! The pages come from the same definitions as the help. The command `manual` writes them to a folder.
 
 mod examples;
 mod texts;
@@ -11,13 +10,15 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use clap::Command;
+use clap::{Command, Parser};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 
 use crate::commands;
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{help_of_operands, with_command_options, with_common_options, with_usage};
+use crate::invocation::{
+    self, Invocation, help_of_operands, with_command_options, with_common_options, with_usage,
+};
 use examples::Example;
 use texts::Entry;
 
@@ -46,13 +47,22 @@ pub fn with_examples(command: Command, name: &str) -> Command {
     command.after_help(text)
 }
 
+/// Write the man pages to a folder
+#[derive(Parser)]
+pub struct Arguments {
+    /// The folder, which is made if it does not exist, and the date that the pages have (none by default)
+    #[arg(value_name = "FOLDER")]
+    names: Vec<OsString>,
+}
+
 /// Runs the command `manual`: writes the pages to a folder. The date that they have is an argument, so that
 /// they are the same bytes whenever they are written.
-pub fn run(arguments: &[OsString]) -> Outcome {
-    let (folder, date) = match arguments {
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let (folder, date) = match &arguments.names[..] {
         [folder] => (folder, String::new()),
         [folder, date] => (folder, date.to_string_lossy().into_owned()),
-        _ => return Err(Failure::new("Expecting a folder, and perhaps a date")),
+        _ => return Err(Failure::new("Expecting a folder, and perhaps a date").with_hint()),
     };
     let folder = Path::new(folder);
     let failed = |error| Failure::new(format!("{}: {error}", folder.display()));
@@ -175,7 +185,11 @@ impl Page {
 
     fn see_also(&self) -> Vec<clap_mangen::roff::Inline> {
         let mut text = match self.command.split_once(' ') {
-            _ if self.command.is_empty() => vec![bold("qemu-img"), roman("(1)")],
+            _ if self.command.is_empty() => {
+                let others =
+                    ["qemu-img", "qemu-io", "qemu-nbd"].map(|name| [bold(name), roman("(1)")]);
+                others.join(&roman(", "))
+            }
             Some((command, _)) => vec![bold(format!("{PROGRAM}-{command}")), roman("(1)")],
             None => vec![bold(PROGRAM), roman("(1)")],
         };

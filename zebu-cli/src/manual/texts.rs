@@ -8,7 +8,7 @@ pub fn exit_status(command: &str) -> &'static [Entry] {
     match command {
         "backup verify" => &[
             ("0", "All files are as they were written."),
-            ("1", "It cannot be found out."),
+            ("1", "The set could not be verified."),
             ("2", "A file is missing or damaged."),
         ],
         "check" => &[
@@ -27,10 +27,7 @@ pub fn exit_status(command: &str) -> &'static [Entry] {
         ],
         "import" => &[
             ("0", "The image is in the target."),
-            (
-                "1",
-                "The arguments are wrong, or what is none of the others.",
-            ),
+            ("1", "The arguments are wrong, or any other error."),
             ("2", "The image is refused."),
             ("3", "The source has another checksum."),
             ("4", "A limit was exceeded."),
@@ -95,20 +92,32 @@ pub const ENVIRONMENT: &[Entry] = &[
         "Proxies for images on web servers and in object stores, as with curl(1).",
     ),
     (
+        "NO_COLOR",
+        "If it is not empty, reports on a terminal have no colours.",
+    ),
+    (
         "SSL_CERT_FILE, SSL_CERT_DIR",
         "Certificates of the authorities that are trusted, instead of the system's.",
     ),
     (
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL",
-        "Credentials and place of objects named s3://BUCKET/KEY.",
+        "Credentials and place of objects named s3://BUCKET/KEY. docs/remote.md of the project has the others.",
     ),
     (
-        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT",
         "Credentials for objects named gs://BUCKET/KEY.",
     ),
     (
-        "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
-        "Credentials for objects named az://CONTAINER/BLOB.",
+        "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY",
+        "Credentials for objects named az://CONTAINER/BLOB; docs/remote.md has the others.",
+    ),
+    (
+        "ZEBU_SSH",
+        "The program for ssh://HOST/PATH instead of ssh(1).",
+    ),
+    (
+        "CEPH_CONF",
+        "The configuration of Ceph for rbd:POOL/IMAGE; /etc/ceph/ceph.conf or ~/.ceph/ceph.conf without it.",
     ),
     (
         "TMPDIR",
@@ -138,6 +147,14 @@ pub const NAMES: &[Entry] = &[
     (
         "s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/BLOB",
         "An object in a store. Only convert writes one.",
+    ),
+    (
+        "ssh://[USER@]HOST[:PORT]/PATH",
+        "A file on an SSH server, by the program ssh(1).",
+    ),
+    (
+        "rbd:POOL/IMAGE[@SNAPSHOT][:OPTION=VALUE...]",
+        "An image in Ceph. The static programs of the packages cannot open it.",
     ),
     (
         "json:{...}, driver=FORMAT,file.filename=PATH,...",

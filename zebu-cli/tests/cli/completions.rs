@@ -28,6 +28,7 @@ fn lab() -> Lab {
 const CASES: &[(&str, &[&str])] = &[
     ("zebu sn|", &["snapshot"]),
     ("zebu co|", &["commit", "compare", "completions", "convert"]),
+    ("zebu ma|", &["manual", "map"]),
     ("zebu --un|", &["--untrusted"]),
     ("zebu help re|", &["rebase", "resize"]),
     ("zebu convert --target-f|", &["--target-format"]),
@@ -177,6 +178,11 @@ fn in_shell(shell: &str, script: impl Fn(&str, &str) -> String) {
             _ => vec!["-N", "-c", &script],
         };
         let answer = lab.run(shell.as_ref(), &args, b"", &Limits::default());
+        let expected: &[&str] = match *expected {
+            // Bash looks for files itself.
+            ["disk.qcow2"] if shell == "bash" => &[],
+            expected => expected,
+        };
         let last = before.rsplit(' ').next().unwrap();
         let shown: Vec<String> = match shell {
             // Bash replaces only what follows = and :.
@@ -192,7 +198,7 @@ fn in_shell(shell: &str, script: impl Fn(&str, &str) -> String) {
                 .map(|word| word.to_string())
                 .collect(),
         };
-        assert_eq!(shown, *expected, "{shell}: {typed}: {answer:#?}");
+        assert_eq!(shown, expected, "{shell}: {typed}: {answer:#?}");
     }
 }
 
@@ -202,12 +208,8 @@ fn bash_shows_them() {
         format!(
             r#". ./completions
             line='{before}'; all='{before}{after}'
-            split() {{ local IFS=$' \t'; sed -E 's/([=:])/ \1 /g' <<<"$1"; }}
             COMP_LINE=$all COMP_POINT=${{#line}}
-            COMP_WORDS=($(split "$line")); [[ $line == *' ' ]] && COMP_WORDS+=("")
-            COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-            COMP_WORDS+=($(split "${{all:${{#line}}}}"))
-            _zebu 2>/dev/null; printf '%s\n' "${{COMPREPLY[@]}}""#
+            _zebu zebu "${{line##*[ =:]}}" 2>/dev/null; printf '%s\n' "${{COMPREPLY[@]}}""#
         )
     });
 }
@@ -233,7 +235,7 @@ fn zsh_shows_them() {
             _files() {{ print -l -- ${{words[CURRENT]}}*(N) }}
             compadd() {{ local list=${{@[-1]}}; print -l -- "${{(@P)list}}" }}
             source ./completions
-            words=({}{after}) CURRENT={current}
+            words=({}{after}) CURRENT={current} PREFIX=$words[{current}]
             _zebu"#,
             quoted(before)
         )

@@ -24,6 +24,7 @@ mod documentation;
 mod empty_disk;
 mod full_disk;
 mod guessed_format;
+mod hostile_names;
 mod http;
 mod import;
 mod io;

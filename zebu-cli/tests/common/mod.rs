@@ -29,6 +29,7 @@ pub mod rng;
 pub mod server;
 pub mod sshd;
 pub mod store;
+pub mod terminal;
 pub mod tls;
 pub mod vhost;
 pub mod vmdk;

@@ -175,7 +175,7 @@ impl Device {
                 return image.bitmap_by_name(queue, name).await.map(DirtyBits);
             }
         }
-        let name = crate::format::printable(name);
+        let name = crate::printable(name);
         Err(Error::Refused(format!("Bitmap '{name}' is not found")))
     }
 

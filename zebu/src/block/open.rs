@@ -25,7 +25,7 @@ use crate::storage::BlockCache;
 use crate::storage::{
     Action, Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, printable};
 
 /// Images in one chain at most: each takes open files and caches.
 const MAX_CHAIN: usize = 200;
@@ -497,7 +497,7 @@ impl Opening<'_> {
         if self.options.policy != Policy::Follow && !self.only_tables() {
             return Err(Error::Refused(format!(
                 "The image names a data file ('{}'), which it may not open",
-                name.display()
+                printable(name.as_bytes())
             )));
         }
         match self.names.data_file(name) {
@@ -532,7 +532,7 @@ impl Opening<'_> {
         if self.options.policy != Policy::Follow {
             return Err(Error::Refused(format!(
                 "The image names a backing file ('{}'), which it may not open",
-                name.display()
+                printable(name.as_bytes())
             )));
         }
         let format = match named.and_then(|named| named.format) {
@@ -551,7 +551,7 @@ impl Opening<'_> {
         if self.seen.contains(&identity) {
             return Err(Error::Refused(format!(
                 "Backing file '{}' creates an infinite loop.",
-                spec.name().display()
+                printable(spec.name().as_bytes())
             )));
         }
         self.seen.push(identity);
@@ -645,7 +645,10 @@ impl Opening<'_> {
         };
         opening.chain(image.clone()).await.map_err(|e| match e {
             // A repair of the image above would not repair this one.
-            e if e.is_dirty() => Error::Refused(format!("'{}': {e}", image.file.name().display())),
+            e if e.is_dirty() => Error::Refused(format!(
+                "'{}': {e}",
+                printable(image.file.name().as_bytes())
+            )),
             e => e,
         })?;
         let identity = opening.seen.get(self.seen.len()).cloned();
@@ -703,7 +706,7 @@ impl OtherFiles for Others<'_, '_> {
             if !follows && !opening.only_tables() {
                 return Err(Error::Refused(format!(
                     "The image names an extent ('{}'), which it may not open",
-                    name.display()
+                    printable(name.as_bytes())
                 )));
             }
             let file = match self.spec.file.beside(name) {

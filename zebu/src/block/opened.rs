@@ -1,5 +1,6 @@
 //! A file or an export that was opened.
 
+use std::os::unix::ffi::OsStrExt;
 #[cfg(feature = "http")]
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 #[cfg(feature = "cache")]
 use crate::storage::{BlockCache, CacheIdentity, Check};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
-use crate::{Error, Result};
+use crate::{Error, Result, printable};
 
 /// A file that was opened.
 #[derive(Debug)]
@@ -141,7 +142,7 @@ impl FileSpec {
                     return Err(Error::Refused(format!(
                         "'{}' driver requires '{}' to be either a character or block device",
                         self.driver.name(),
-                        self.name().display()
+                        printable(self.name().as_bytes())
                     )));
                 }
                 Ok(OpenedFile::Local(file))

@@ -2,11 +2,12 @@
 #![cfg(feature = "nbd")]
 
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 
 use super::{Device, DirtyBits};
 use crate::storage::Queue;
 use crate::storage::nbd::{Nbd, NbdOptions};
-use crate::{Error, Result};
+use crate::{Error, Result, printable};
 
 /// The flag of a dirty extent.
 const STATE_DIRTY: u64 = 1;
@@ -38,7 +39,7 @@ impl Device {
         let whole = raw.filter(|raw| raw.offset() == 0 && !raw.is_fixed());
         let Some(nbd) = whole.and_then(|raw| raw.storage().nbd()) else {
             let name = self.top().spec.display_name();
-            let name = name.display();
+            let name = printable(name.as_bytes());
             return Err(Error::Refused(format!(
                 "'{name}' is not an export of an NBD server"
             )));

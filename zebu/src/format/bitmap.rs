@@ -1,11 +1,11 @@
 //! Bitmaps that are stored in the image. Section "Bitmaps".
 
 use super::bounds::{MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS};
-use super::bytes::printable;
 use super::bytes::{be16, be32, be64, pad8, slice};
 use super::error::FormatError;
 use super::geometry::{Geometry, OFFSET_MASK};
 use super::offset::HostOffset;
+use crate::printable;
 
 /// Flag bit 0: the bitmap was not saved correctly.
 pub const BITMAP_IN_USE: u32 = 1;

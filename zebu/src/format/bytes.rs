@@ -27,18 +27,3 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 pub(super) fn pad8(len: usize) -> usize {
     len.next_multiple_of(8)
 }
-
-/// Text from an image for a message on one line. Control characters, which could forge a line or
-/// drive a terminal, become escapes.
-pub(crate) fn printable(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
-}

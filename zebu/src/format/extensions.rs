@@ -2,8 +2,9 @@
 //! backing file name. Section "Header extensions".
 
 use super::bounds::{MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS};
-use super::bytes::{be32, be64, pad8, printable, slice};
+use super::bytes::{be32, be64, pad8, slice};
 use super::error::FormatError;
+use crate::printable;
 
 /// Type of the marker that ends the extension area.
 pub const EXTENSION_END: u32 = 0;

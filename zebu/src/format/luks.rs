@@ -8,7 +8,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::bytes::printable;
+use crate::printable;
 
 /// Size of the header in bytes.
 pub const LUKS_HEADER_BYTES: usize = 592;

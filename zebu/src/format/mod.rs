@@ -34,7 +34,6 @@ pub use bounds::{
     MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS, SNAPSHOT_HEADER_BYTES, check_table,
     validate_table,
 };
-pub(crate) use bytes::printable;
 pub use error::FormatError;
 pub use extensions::*;
 pub use features::{

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use super::parse::{self, Naming};
 use super::path::protocol;
 use crate::block::{BackingOptions, FileSpec, Format, ImageSpec, OptionSet, Policy};
-use crate::{Error, Result};
+use crate::{Error, Result, printable};
 
 /// Which image to open, as the user or another image named it.
 ///
@@ -144,9 +144,5 @@ impl BackingOptions {
 
 /// The error, on one line whatever was quoted from the input.
 pub(super) fn refused(what: String) -> Error {
-    let clean = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    Error::Refused(what.chars().map(clean).collect())
+    Error::Refused(printable(what.as_bytes()))
 }

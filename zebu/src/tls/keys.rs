@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::{KeyFile, MAX_USERS, MIN_KEY, TlsError};
+use crate::printable;
 
 /// Bytes of a user's name and of a key at most. psktool writes keys of up to
 /// 512 bytes, and GnuTLS takes names of up to 128.
@@ -43,7 +44,7 @@ impl KeyFile {
         let mut all = read(&self.file)?.into_iter();
         let key = all.find(|key| key.user == user.as_bytes());
         let key = key.ok_or_else(|| {
-            let user = shown(user.as_bytes());
+            let user = printable(user.as_bytes());
             unusable(&self.file, format!("no key of user '{user}'"))
         })?;
         long_enough(&self.file, &key)?;
@@ -70,14 +71,9 @@ fn long_enough(path: &Path, key: &Key) -> Result<(), TlsError> {
     if length >= MIN_KEY {
         return Ok(());
     }
-    let user = shown(&key.user);
+    let user = printable(&key.user);
     let why = format!("the key of user '{user}' has {length} bytes, at least {MIN_KEY} are needed");
     Err(unusable(path, why))
-}
-
-/// A name for messages.
-fn shown(name: &[u8]) -> String {
-    String::from_utf8_lossy(name).escape_debug().to_string()
 }
 
 fn read(path: &Path) -> Result<Vec<Key>, TlsError> {
@@ -105,7 +101,7 @@ fn parse(text: &[u8]) -> Result<Vec<Key>, String> {
         let fail = |why: &str| format!("line {}: {why}", number + 1);
         let key = key(line).map_err(fail)?;
         if !users.insert(key.user.clone()) {
-            return Err(fail(&format!("a second key of '{}'", shown(&key.user))));
+            return Err(fail(&format!("a second key of '{}'", printable(&key.user))));
         }
         keys.push(key);
     }

@@ -1,6 +1,7 @@
 //! What `info` says of images of one format only: "Format specific information".
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
 use zebu::block::{BitmapInfo, Device, Layer, StorageId, Vmdk, VmdkExtent};
 use zebu::internal::format::{LuksHeader, LuksSlot};
@@ -8,6 +9,7 @@ use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
 use crate::json::{Map, Value};
+use crate::printed::printable;
 
 /// That of a device's top image, in qemu-img's order; None: there is none.
 pub fn of(queue: &Queue, device: &Device) -> zebu::Result<Option<Value>> {
@@ -54,7 +56,7 @@ fn qcow2(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Value> {
             let _ = writeln!(
                 std::io::stderr(),
                 "WARNING: The bitmaps of '{}' cannot be listed: {error}",
-                device.top().spec.display_name().display()
+                printable(device.top().spec.display_name().as_bytes())
             );
             Vec::new()
         });

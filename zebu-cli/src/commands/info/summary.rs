@@ -1,13 +1,16 @@
-//! `--human`: what a person wants to know of an image.
+//! `--human`: a summary of an image.
 
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
 use zebu::block::{Device, Layer};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
-use crate::colours::{Style, harmless};
+use crate::colours::Style;
+use crate::printed::printable;
+use crate::size::percent;
 use crate::survey::{LAYERS, Survey};
 use crate::{localtime, size};
 
@@ -146,9 +149,9 @@ impl Summary<'_> {
         let text = format!("{}, which hold {shared} of the disk's data, too", all.len());
         self.line("snapshots", &text);
         for snapshot in all.iter().take(MOST_LISTED) {
-            let name = String::from_utf8_lossy(snapshot.name_text());
+            let name = printable(snapshot.name_text());
             let date = localtime::format(snapshot.date_sec.into());
-            let mut text = format!("{date}  {}", harmless(&name));
+            let mut text = format!("{date}  {}", name);
             if snapshot.vm_state_size() > 0 {
                 let state = size::human(snapshot.vm_state_size());
                 let _ = write!(text, " (with {state} of a machine's state)");
@@ -168,7 +171,7 @@ impl Summary<'_> {
                 (false, true) => "enabled",
                 (false, false) => "disabled",
             };
-            let name = harmless(&String::from_utf8_lossy(&bitmap.name));
+            let name = printable(&bitmap.name);
             let heading = if nth == 0 { "bitmaps" } else { "" };
             self.line(heading, &format!("{name} ({state})"));
         }
@@ -218,7 +221,7 @@ impl Summary<'_> {
         match bitmaps {
             Err(e) => all.push(format!(
                 "its bitmaps cannot be listed: {}",
-                harmless(&e.to_string())
+                printable(e.to_string().as_bytes())
             )),
             Ok(bitmaps) if bitmaps.iter().any(|bitmap| bitmap.inconsistent) => {
                 all.push(
@@ -268,11 +271,7 @@ impl Summary<'_> {
     }
 }
 
-fn percent(part: u64, whole: u64) -> String {
-    format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)
-}
-
 /// The name of an image, as it was given.
 fn name(layer: &Layer) -> String {
-    harmless(&layer.spec.display_name().to_string_lossy())
+    printable(layer.spec.display_name().as_bytes())
 }

@@ -9,10 +9,9 @@ use zebu::qcow2::Snapshot;
 use super::report::{FileReport, Report};
 use crate::colours::Style;
 use crate::json::Value;
-use crate::{localtime, size};
+use crate::{localtime, printed, size};
 
-/// All reports, separated by empty lines. Names are printed as they are, also if they are not
-/// UTF-8.
+/// All reports, separated by empty lines. Bytes of names that are not UTF-8 stay.
 pub fn reports(reports: &[Report]) -> Vec<u8> {
     let texts: Vec<Vec<u8>> = reports.iter().map(report).collect();
     texts.join(&b'\n')
@@ -77,7 +76,7 @@ fn report(report: &Report) -> Vec<u8> {
         }
         out.push(b'\n');
         if let Some(format) = &backing.format {
-            let _ = writeln!(out, "backing file format: {format}");
+            let _ = writeln!(out, "backing file format: {}", printed::text(format));
         }
     }
     if let Some(qcow2) = &report.qcow2 {
@@ -103,7 +102,7 @@ pub fn specific(out: &mut Vec<u8>, value: Option<&Value>) {
 
 fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
     out.extend(before.as_bytes());
-    out.extend(name.as_bytes());
+    out.extend(&*printed::name(name.as_bytes()));
 }
 
 /// The file of an image, and the files below it.
@@ -150,7 +149,7 @@ fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
             }
             Value::Text(text) => {
                 out.push(b' ');
-                out.extend(text);
+                out.extend(&*printed::name(text));
                 out.push(b'\n');
             }
             Value::Bool(value) => {
@@ -207,7 +206,8 @@ pub fn snapshots(out: &mut Vec<u8>, list: &[Snapshot]) {
 
 /// A text of any bytes, padded to `width`, and a blank.
 fn padded(out: &mut Vec<u8>, text: &[u8], width: usize) {
-    out.extend(text);
+    let text = printed::name(text);
+    out.extend(&*text);
     out.extend(std::iter::repeat_n(
         b' ',
         width.saturating_sub(text.len()) + 1,

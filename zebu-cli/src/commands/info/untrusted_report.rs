@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::block::{Device, FileSpec};
+use zebu::internal::{printable, printable_bytes};
 use zebu::names::Source;
 
 use crate::json::{Map, Value};
@@ -92,9 +93,9 @@ impl Untrusted {
             let path = path.unwrap_or(OsStr::new("a name that is refused"));
             let format = named.format.as_deref().unwrap_or("guessed");
             let _ = write!(out, "    would open: {} '", named.role);
-            out.extend(named.name.as_bytes());
-            let _ = write!(out, "' (format: {format}; path: ");
-            out.extend(path.as_bytes());
+            out.extend(printable_bytes(named.name.as_bytes()));
+            let _ = write!(out, "' (format: {}; path: ", printable(format.as_bytes()));
+            out.extend(printable_bytes(path.as_bytes()));
             out.extend(b")\n");
         }
     }

@@ -5,6 +5,8 @@ use std::fmt::{Arguments, Display};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::rc::Rc;
 
+use crate::printed;
+
 /// Buffered standard output, shared by the session and by requests in flight.
 #[derive(Clone)]
 pub struct Output(Rc<Inner>);
@@ -81,7 +83,7 @@ impl Output {
         self.flush();
         if !self.0.silent {
             // An error of standard error cannot be reported.
-            let _ = writeln!(io::stderr(), "{text}");
+            let _ = writeln!(io::stderr(), "{}", printed::lines(&text.to_string()));
         }
     }
 }

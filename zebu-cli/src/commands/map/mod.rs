@@ -13,9 +13,8 @@ use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
-use crate::open;
 use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::size;
+use crate::{open, printed, size};
 
 /// Dump image metadata
 #[derive(Parser)]
@@ -122,7 +121,7 @@ fn human(
             .map(|number| format!("{:<16}", c_hex(*number)))
             .collect();
         out.write_all(line.as_bytes())?;
-        out.write_all(file.as_bytes())?;
+        out.write_all(&printed::name(file.as_bytes()))?;
         Ok(writeln!(out)?)
     })
 }

@@ -12,7 +12,7 @@ use zebu::internal::nbd::{
 
 use super::arguments::Arguments;
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::{output, printed};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -142,9 +142,9 @@ impl Client {
         let mut text = format!("exports available: {}\n", listed.len());
         for payload in listed {
             let (name, description) = decode_list_item(&payload).map_err(strange)?;
-            text += &format!(" export: '{name}'\n");
+            text += &format!(" export: '{}'\n", printed::text(&name));
             if !description.is_empty() {
-                text += &format!("  description: {description}\n");
+                text += &format!("  description: {}\n", printed::text(&description));
             }
             text += &self.details(&name, extended, structured)?;
         }
@@ -195,7 +195,7 @@ impl Client {
             text += &format!("  available meta contexts: {}\n", found.len());
             for payload in found {
                 let (_, name) = ContextQuery::decode_context(&payload).map_err(strange)?;
-                text += &format!("   {name}\n");
+                text += &format!("   {}\n", printed::text(&name));
             }
         }
         Ok(text)

@@ -16,6 +16,7 @@ use zebu::internal::Statistics;
 use zebu::storage::Queue;
 
 use crate::failure::Failure;
+use crate::printed;
 pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
 pub use metrics::MetricsArguments;
@@ -140,7 +141,7 @@ pub fn looked_again(name: &str, device: &Device, looked: zebu::Result<bool>) {
 /// Says `text` on standard error.
 fn say(text: &str) {
     // A closed stderr cannot be reported.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), printed::lines(text).as_bytes());
 }
 
 /// The file with the process's number, which goes with the process.

@@ -251,7 +251,7 @@ impl Display<'_> {
 fn fetch(address: &MetricsAddress) -> Result<Sample, String> {
     let sample = Sample::parse(&scrape::fetch(address)?);
     match sample.exports.is_empty() {
-        true => Err("its metrics are not of a server of zebu".into()),
+        true => Err("these are not metrics of zebu".into()),
         false => Ok(sample),
     }
 }

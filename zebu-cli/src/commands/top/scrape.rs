@@ -11,11 +11,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use crate::metrics_address::MetricsAddress;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of an answer at most.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 /// Bytes of its head at most.
-const MOST_HEAD: usize = 16 << 10;
+const MAX_HEAD: usize = 16 << 10;
 
 /// The metrics at `address`.
 ///
@@ -23,7 +23,7 @@ const MOST_HEAD: usize = 16 << 10;
 ///
 /// A text for the user that says why there are none.
 pub fn fetch(address: &MetricsAddress) -> Result<String, String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let answer = match address {
         MetricsAddress::Unix(path) => unix(path)
             .and_then(|socket| ask(socket, "localhost", deadline, UnixStream::set_read_timeout)),
@@ -42,7 +42,7 @@ fn unix(path: &std::ffi::OsStr) -> io::Result<UnixStream> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     // The time limit of connect as well.
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(UnixStream::from(socket))
 }
@@ -52,7 +52,7 @@ fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, rest(deadline)?) {
             Ok(socket) => {
-                socket.set_write_timeout(Some(PATIENCE))?;
+                socket.set_write_timeout(Some(TIMEOUT))?;
                 return Ok(socket);
             }
             Err(e) => last = e,
@@ -85,7 +85,7 @@ fn ask<S: Read + Write>(
         set_timeout(&socket, Some(rest(deadline)?))?;
         match socket.read(&mut buffer) {
             Ok(0) => return Ok(answer),
-            Ok(n) if answer.len() + n > MOST_BYTES => {
+            Ok(n) if answer.len() + n > MAX_BYTES => {
                 return Err(io::Error::other("its answer is too long"));
             }
             Ok(n) => answer.extend(&buffer[..n]),
@@ -97,8 +97,8 @@ fn ask<S: Read + Write>(
 
 /// The body of an answer that is a success.
 fn body(answer: &[u8]) -> Result<String, String> {
-    let no_http = || "it does not speak HTTP".to_string();
-    let start = &answer[..answer.len().min(MOST_HEAD)];
+    let no_http = || "the answer is not HTTP".to_string();
+    let start = &answer[..answer.len().min(MAX_HEAD)];
     let end = start.windows(4).position(|four| four == b"\r\n\r\n");
     let end = end.ok_or_else(no_http)?;
     let head = std::str::from_utf8(&answer[..end]).map_err(|_| no_http())?;

@@ -48,7 +48,7 @@ impl Screen {
             _ => (80, 24),
         };
         let mut text = String::from("\x1b[H");
-        for (nth, (line, style)) in lines.iter().take(rows).enumerate() {
+        for (nth, (line, style)) in fitting(lines, rows).iter().enumerate() {
             let line: String = line.chars().take(columns).collect();
             let line = match style {
                 Some(style) => style.on(self.has_colours || *style == Style::Reverse, &line),
@@ -60,6 +60,21 @@ impl Screen {
         text.push_str("\x1b[J");
         put(&text)
     }
+}
+
+/// Lines for so many rows. The last one says how many there is no room for.
+fn fitting(lines: &[Line], rows: usize) -> Vec<Line> {
+    let mut shown = lines[..rows.min(lines.len())].to_vec();
+    if let Some(last) = shown.last_mut()
+        && rows < lines.len()
+    {
+        let more = lines.len() - rows + 1;
+        *last = (
+            format!("{more} lines more: zebu top -n 1"),
+            Some(Style::Faint),
+        );
+    }
+    shown
 }
 
 impl Drop for Screen {
@@ -75,4 +90,20 @@ fn put(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted() {
+        let lines: Vec<Line> = (0..5).map(|n| (n.to_string(), None)).collect();
+        assert_eq!(fitting(&lines, 5), lines);
+        assert_eq!(fitting(&lines, 9), lines);
+        let shown = fitting(&lines, 3);
+        assert_eq!(shown[..2], lines[..2]);
+        assert_eq!(shown[2].0, "3 lines more: zebu top -n 1");
+        assert!(fitting(&lines, 0).is_empty());
+    }
 }

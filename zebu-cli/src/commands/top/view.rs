@@ -1,7 +1,8 @@
 //! The rates between two samples, as lines of text.
 
 use super::sample::{Export, Operation, Sample};
-use crate::colours::{Style, harmless};
+use crate::colours::Style;
+use crate::printed::printable;
 use crate::size;
 
 /// Columns of a name.
@@ -54,15 +55,15 @@ impl View<'_> {
         let version = self.after.version.as_deref().unwrap_or("");
         format!(
             "zebu {:.16}  {}  up {days}{hours}:{minutes:02}:{seconds:02}  clients: {}",
-            harmless(version),
-            harmless(self.address),
+            printable(version.as_bytes()),
+            printable(self.address.as_bytes()),
             count(clients)
         )
     }
 
     fn export(&self, name: &str, before: &Export, after: &Export, lines: &mut Vec<Line>) {
         let nothing = Operation::default();
-        let mut shown: String = harmless(name).chars().take(NAME).collect();
+        let mut shown = cut(name, NAME);
         if shown.is_empty() {
             shown = "(default)".into();
         }
@@ -73,13 +74,18 @@ impl View<'_> {
             }
             let then = before.operations.get(name).unwrap_or(&nothing);
             let rates = Rates::of(then, now, self.seconds);
-            let name: String = harmless(name).chars().take(OPERATION).collect();
+            let name = cut(name, OPERATION);
             let style = (rates.errors > 0.0).then_some(Style::Red);
             lines.push((rates.row(&label, &name, now.in_flight), style));
             label.clear();
         }
         lines.push((of_image(&label, after), Some(Style::Faint)));
     }
+}
+
+/// A server's text in a column.
+fn cut(text: &str, columns: usize) -> String {
+    printable(text.as_bytes()).chars().take(columns).collect()
 }
 
 /// At most 80 columns.

@@ -40,7 +40,7 @@ pub use store::StoreSpec;
 
 use super::Format;
 use crate::storage::{BlkdebugLimits, Rule};
-use crate::{Error, Result};
+use crate::{Error, Result, printable};
 
 /// An image to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -253,7 +253,7 @@ impl FileSpec {
                 return Err(Error::Refused(format!(
                     "Cannot use relative paths with VMDK descriptor file '{}': Cannot generate a \
                      base directory for {} nodes",
-                    self.name().display(),
+                    printable(self.name().as_bytes()),
                     own.driver.name()
                 )));
             }

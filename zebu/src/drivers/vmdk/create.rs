@@ -15,7 +15,7 @@ use crate::drivers::{
     BoxFuture, CreateOption, CreateValue, CreateValues, ImagePlan, NewImage, OptionKind,
     PlanRequest, check_inside, make_valid, random_uuid, refuse_empty, too_large,
 };
-use crate::format::printable;
+use crate::printable;
 use crate::storage::{self, Iov, Queue, Storage};
 
 /// In the order in which they are shown.

@@ -4,7 +4,7 @@
 //! byte, as in QEMU. An invalid line of an extent is an error: QEMU skips it, so that the extents after it
 //! begin too early on the disk.
 
-use crate::format::printable;
+use crate::printable;
 use crate::{Error, Result};
 
 /// Bytes of the longest type of an image.

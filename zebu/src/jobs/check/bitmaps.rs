@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::{Check, CheckMessage, Use};
-use crate::Result;
-use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, printable};
+use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError};
+use crate::{Result, printable};
 
 impl Check<'_> {
     /// Counts the references of the bitmaps: directory, tables and data.

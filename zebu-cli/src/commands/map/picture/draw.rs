@@ -1,11 +1,13 @@
 //! The parts of the picture: what is said, the disk as cells, the legend, the file.
 
+use std::os::unix::ffi::OsStrExt;
+
 use zebu::block::{Device, Layer};
 
 use super::canvas::{CHARACTER, Canvas, Colour, LINE};
 use super::colours;
-use crate::colours::harmless;
-use crate::size;
+use crate::printed::printable;
+use crate::size::{self, percent};
 use crate::survey::{Bytes, COLUMNS, Check, FileMap, LAYERS, ROWS, Survey};
 
 /// Cells of the disk at most.
@@ -32,9 +34,12 @@ const NAME: usize = 40;
 
 /// A picture of a disk.
 pub struct Picture<'a> {
-    pub device: &'a Device,
-    pub survey: &'a Survey,
-    pub check: Option<Check>,
+    device: &'a Device,
+    survey: &'a Survey,
+    check: Option<Check>,
+    /// What is said above the disk, and whether it is a warning.
+    facts: Vec<(String, bool)>,
+    legend: Vec<Entry>,
 }
 
 /// A line of the legend.
@@ -45,12 +50,25 @@ struct Entry {
     bytes: u64,
 }
 
-impl Picture<'_> {
+impl<'a> Picture<'a> {
+    pub fn new(device: &'a Device, survey: &'a Survey, check: Option<Check>) -> Self {
+        let mut picture = Picture {
+            device,
+            survey,
+            check,
+            facts: Vec::new(),
+            legend: Vec::new(),
+        };
+        picture.facts = picture.facts();
+        picture.legend = picture.legend();
+        picture
+    }
+
     /// Width and height in pixels.
     pub fn size(&self) -> (u32, u32) {
-        let mut height = MARGIN + self.facts().len() as u32 * LINE + GAP;
+        let mut height = MARGIN + self.facts.len() as u32 * LINE + GAP;
         height += LINE + self.rows() * self.cell() + GAP;
-        height += self.legend().len() as u32 * LINE + GAP;
+        height += self.legend.len() as u32 * LINE + GAP;
         if self.survey.file.is_some() {
             height += LINE + ROWS as u32 * POINT + STRIP + 2 * LINE + GAP;
         }
@@ -62,7 +80,7 @@ impl Picture<'_> {
         let (width, height) = self.size();
         canvas.rectangle(0, 0, width, height, [255; 3]);
         let mut y = MARGIN;
-        for (nth, (text, is_warning)) in self.facts().iter().enumerate() {
+        for (nth, (text, is_warning)) in self.facts.iter().enumerate() {
             let colour = match (is_warning, nth) {
                 (true, _) => colours::WARNING,
                 (_, 0) => colours::TEXT,
@@ -78,7 +96,6 @@ impl Picture<'_> {
         }
     }
 
-    /// What is said above the disk, and whether it is a warning.
     fn facts(&self) -> Vec<(String, bool)> {
         let (survey, total) = (self.survey, &self.survey.total);
         let top = self.device.top();
@@ -92,14 +109,14 @@ impl Picture<'_> {
                     size::human(self.device.size()),
                     match length == self.device.size() {
                         true => String::new(),
-                        false => format!(", of which {} are shown", size::human(length)),
+                        false => format!(", the picture shows {} of it", size::human(length)),
                     }
                 ),
                 false,
             ),
             (
                 format!(
-                    "Stored: {} ({}), recorded as zero: {}, in no image: {}",
+                    "Stored: {} ({}), recorded as zero: {}, not allocated: {}",
                     size::human(total.stored()),
                     percent(total.stored(), length),
                     size::human(total.zero),
@@ -120,7 +137,7 @@ impl Picture<'_> {
         }
         if survey.extents > 0 {
             say(format!(
-                "Data in {} pieces, {} on average; {} lie before the one before",
+                "Data in {} pieces, {} on average; {} are stored before their predecessor",
                 survey.extents,
                 size::human(total.stored() / survey.extents),
                 survey.backward
@@ -221,7 +238,7 @@ impl Picture<'_> {
             add(compressed, format!("compressed in {image}"), bytes);
         }
         add(Some(colours::ZERO), "recorded as zero".into(), total.zero);
-        let nothing = "in no image, reads as zero".into();
+        let nothing = "not allocated, reads as zero".into();
         add(Some(colours::EMPTY), nothing, total.unallocated);
         add(None, "held by a snapshot, too".into(), total.shared);
         entries
@@ -229,7 +246,7 @@ impl Picture<'_> {
 
     fn draw_legend(&self, canvas: &mut dyn Canvas, mut y: u32) -> u32 {
         let length = self.survey.range.end - self.survey.range.start;
-        for entry in self.legend() {
+        for entry in &self.legend {
             canvas.rectangle(LEFT, y + 1, 14, 14, colours::FAINT);
             let inside = entry.colour.unwrap_or([255; 3]);
             canvas.rectangle(LEFT + 1, y + 2, 12, 12, inside);
@@ -398,15 +415,11 @@ fn share(part: u64, whole: u64, height: u32) -> u32 {
     ((u128::from(part) * u128::from(height) + whole / 2) / whole) as u32
 }
 
-fn percent(part: u64, whole: u64) -> String {
-    format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)
-}
-
 /// The name of an image, without its directory.
 fn name(layer: &Layer) -> String {
     let name = layer.spec.display_name();
-    let name = name.to_string_lossy();
-    let shown = harmless(name.rsplit('/').next().unwrap_or_default());
+    let last = name.as_bytes().rsplit(|b| *b == b'/').next();
+    let shown = printable(last.unwrap_or_default());
     match shown.chars().count() > NAME {
         true => shown.chars().take(NAME - 3).chain("...".chars()).collect(),
         false => shown,

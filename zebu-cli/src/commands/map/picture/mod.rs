@@ -61,12 +61,9 @@ pub fn draw(
     }
     let failed = |e| Failure::new(format!("Failed to read image metadata: {e}"));
     let survey = Survey::of(queue, device, range, draw::MOST_CELLS).map_err(failed)?;
-    let picture = Picture {
-        device,
-        survey: &survey,
-        // An image that cannot be checked can be drawn.
-        check: survey::check(queue, device).ok().flatten(),
-    };
+    // An image that cannot be checked can be drawn.
+    let check = survey::check(queue, device).ok().flatten();
+    let picture = Picture::new(device, &survey, check);
     let (width, height) = picture.size();
     let mut canvas: Box<dyn Canvas> = match kind {
         Kind::Svg => Box::new(canvas::Svg::new(width, height)),

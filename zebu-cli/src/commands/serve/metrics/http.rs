@@ -15,17 +15,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zebu_nbd::Listener;
 
 /// Connections at a time at most.
-const MOST_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Bytes of a request's head at most.
-const MOST_HEAD: usize = 8 << 10;
+const MAX_HEAD: usize = 8 << 10;
 /// How long a connection may last.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answered client may take to close the connection.
-const LINGER: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a failed accept, mostly for want of descriptors, none is tried for this long.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A document is made anew when it is older: this bounds the work and the memory for many clients.
-const FRESH: Duration = Duration::from_millis(50);
+const SAMPLE_LIFETIME: Duration = Duration::from_millis(50);
 
 /// Media type of Prometheus's text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -152,12 +152,12 @@ impl<D: Fn() -> String> Server<D> {
         };
         match accepted.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)) {
             Ok(socket) => {
-                if self.connections.len() == MOST_CONNECTIONS {
+                if self.connections.len() == MAX_CONNECTIONS {
                     self.connections.pop_front();
                 }
                 self.connections.push_back(Connection {
                     socket,
-                    deadline: now + PATIENCE,
+                    deadline: now + CONNECTION_TIMEOUT,
                     state: State::Receiving(Vec::new()),
                 });
             }
@@ -171,7 +171,9 @@ impl<D: Fn() -> String> Server<D> {
 
     fn document(&mut self, now: Instant) -> Rc<str> {
         match &self.last {
-            Some((made, text)) if now.saturating_duration_since(*made) < FRESH => text.clone(),
+            Some((made, text)) if now.saturating_duration_since(*made) < SAMPLE_LIFETIME => {
+                text.clone()
+            }
             _ => {
                 let text: Rc<str> = (self.document)().into();
                 self.last = Some((now, text.clone()));
@@ -199,7 +201,7 @@ impl Connection {
                 head.extend(&bytes[..n]);
                 let answer = match head_of(head) {
                     Some(head) => answer(head, &mut document),
-                    None if head.len() >= MOST_HEAD => {
+                    None if head.len() >= MAX_HEAD => {
                         Answer::error("431 Request Header Fields Too Large")
                     }
                     None => return Ok(n > 0),
@@ -214,7 +216,7 @@ impl Connection {
                 if answer.rest().is_empty() {
                     self.socket.shutdown(Shutdown::Write)?;
                     self.state = State::Lingering;
-                    self.deadline = self.deadline.min(now + LINGER);
+                    self.deadline = self.deadline.min(now + CLOSE_TIMEOUT);
                 }
                 Ok(n > 0)
             }

@@ -176,7 +176,7 @@ fn images(out: &mut String, all: &[Counted]) {
     family(
         "zebu_l2_cache_hits_total",
         "counter",
-        "Look-ups of mapping tables that were in memory; approximate.",
+        "L2 look-ups that hit the cache (approximate).",
         &|one| cache(one).map(|(hits, _)| hits),
     );
     family(

@@ -189,6 +189,6 @@ fn has_tail(bytes: &[u8], bits: u64) -> bool {
 }
 
 fn constraint(entry: &BitmapEntry, why: &'static str) -> Error {
-    let name = crate::format::printable(&entry.name);
+    let name = crate::printable(&entry.name);
     FormatError::BitmapConstraint { name, why }.into()
 }

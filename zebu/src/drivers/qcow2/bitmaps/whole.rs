@@ -10,10 +10,10 @@ use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
     EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
-    MAX_BITMAPS, printable,
+    MAX_BITMAPS,
 };
 use crate::storage::Queue;
-use crate::{Error, Result};
+use crate::{Error, Result, printable};
 
 /// What is done to a bitmap.
 #[derive(Debug)]

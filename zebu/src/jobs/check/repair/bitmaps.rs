@@ -10,11 +10,11 @@ use super::super::cells::Cells;
 use super::super::read::Reader;
 use super::super::uses::{Use, Uses};
 use super::{CheckMessage, Repair};
-use crate::Result;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BitmapCluster, BitmapEntry, BitmapTableEntry, BitmapsExtension,
-    EXTENSION_BITMAPS, Extension, printable,
+    EXTENSION_BITMAPS, Extension,
 };
+use crate::{Result, printable};
 
 /// What is wrong with a bitmap.
 type Damage = &'static str;

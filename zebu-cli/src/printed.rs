@@ -1,0 +1,50 @@
+//! Names of images, and other texts of unknown origin, in what is printed: they neither forge a line
+//! nor drive a terminal.
+
+use std::borrow::Cow;
+use std::io::{IsTerminal, stdout};
+use std::sync::OnceLock;
+
+pub use zebu::internal::printable;
+use zebu::internal::printable_bytes;
+
+/// Whether reports have names as they are.
+static RAW: OnceLock<bool> = OnceLock::new();
+
+/// Notes how the program was called. Scripts that call it by a name of QEMU's get names as QEMU
+/// prints them; a terminal does not.
+pub fn set_program(name: &str) {
+    let is_qemu = ["qemu-img", "qemu-io", "qemu-nbd"].contains(&name);
+    let _ = RAW.set(is_qemu && !stdout().is_terminal());
+}
+
+fn is_raw() -> bool {
+    RAW.get().is_some_and(|raw| *raw)
+}
+
+/// A name in a report on standard output.
+pub fn name(name: &[u8]) -> Cow<'_, [u8]> {
+    match is_raw() {
+        true => name.into(),
+        false => printable_bytes(name).into(),
+    }
+}
+
+/// The same for text.
+pub fn text(text: &str) -> Cow<'_, str> {
+    match is_raw() {
+        true => text.into(),
+        false => printable(text.as_bytes()).into(),
+    }
+}
+
+/// A message of one or more lines. Tabs stay, too: qemu-io quotes what was typed.
+pub fn lines(text: &str) -> String {
+    let mut shown = String::new();
+    for part in text.split_inclusive(['\n', '\t']) {
+        let plain = part.trim_end_matches(['\n', '\t']);
+        shown += &printable(plain.as_bytes());
+        shown += &part[plain.len()..];
+    }
+    shown
+}
