@@ -7,6 +7,7 @@ use std::path::Path;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use zebu::names::without_queries;
 
 use crate::failure::Failure;
 use crate::{block_cache, manual, output, printed, signals, untrusted};
@@ -59,11 +60,12 @@ impl Invocation {
     /// A line on standard error, after the program's name.
     pub fn say(&self, message: &str) {
         // A closed stderr cannot be reported.
+        let message = without_queries(message);
         let _ = writeln!(
             std::io::stderr(),
             "{}: {}",
             self.name,
-            printed::lines(message)
+            printed::lines(&message)
         );
     }
 

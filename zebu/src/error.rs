@@ -265,6 +265,19 @@ pub(crate) struct WithErrno {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// `source` as an error with the kind and the number of `errno`.
+#[cfg(any(feature = "http", feature = "nbd", feature = "rbd", feature = "ssh"))]
+pub(crate) fn with_errno(
+    errno: i32,
+    source: impl std::error::Error + Send + Sync + 'static,
+) -> io::Error {
+    let source = Box::new(source);
+    io::Error::new(
+        io::Error::from_raw_os_error(errno).kind(),
+        WithErrno { errno, source },
+    )
+}
+
 fn io_kind(error: &io::Error) -> ErrorKind {
     match io_errno(error) {
         libc::ENOENT | libc::ENXIO => ErrorKind::NotFound,

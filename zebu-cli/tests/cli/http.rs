@@ -4,6 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use super::cache_dir::{check_dump, date, state};
 use crate::common::nginx::Nginx;
 use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
@@ -237,6 +238,75 @@ fn another_image_is_never_mixed_in() {
     assert!(answer.contains("Stale file handle"), "{answer}");
 }
 
+/// Servers that say more or less of an object, which changes while it is open. What tells its states
+/// apart also tells when it is missing.
+#[test]
+fn no_read_has_bytes_of_another_state() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    const LENGTH: u64 = 2 << 20;
+    let seed = env_number("ZEBU_HTTP_SEED").unwrap_or(1);
+    let rounds = env_number("ZEBU_HTTP_ROUNDS").unwrap_or(12);
+    let lab = Lab::new();
+    let states = [0, 1].map(|number| state(&lab, number, LENGTH));
+    let mut rng = Rng::new(seed);
+    for round in 0..rounds {
+        // Of the first state; the second one has others, or none.
+        let etag = ["\"a\"", "W/\"a\""][rng.below(2) as usize];
+        let etag = (!rng.one_in(3)).then(|| etag.to_string());
+        let modified = date(0);
+        let first = Behaviour {
+            ranges: !rng.one_in(3),
+            bad_conditions: rng.one_in(2),
+            modified: (etag.as_deref() != Some("\"a\"") || rng.one_in(2)).then_some(modified),
+            etag,
+            ..Behaviour::default()
+        };
+        let second = Behaviour {
+            etag: first
+                .etag
+                .as_ref()
+                .filter(|_| rng.one_in(2))
+                .map(|etag| etag.replace('a', "b")),
+            modified: first
+                .modified
+                .as_ref()
+                .filter(|_| rng.one_in(2))
+                .map(|_| date(1)),
+            ..first.clone()
+        };
+        let what = format!(
+            "round {round}: ranges {}, conditions {}, {:?} {:?}, then {:?} {:?}",
+            first.ranges,
+            !first.bad_conditions,
+            first.etag,
+            first.modified,
+            second.etag,
+            second.modified
+        );
+        let web = Web::new(&states[0], first);
+        let url = web.url();
+        let options = format!("driver=raw,file.driver=http,file.readahead=0,file.url={url}");
+        let mut held = lab.held_by_zebu(&["-r", "--image-opts", &options]);
+        for change in [false, true] {
+            if change {
+                web.replace(&states[1]);
+                web.change(|behaviour| *behaviour = second.clone());
+            }
+            for _ in 0..4 {
+                let at = rng.below(LENGTH / 512) * 512;
+                let answer = held.command(&format!("read -v {at} 512"));
+                let seen = check_dump(&answer, 2);
+                assert!(
+                    seen == Some(0) || change && seen.is_none(),
+                    "{what}: {answer}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn servers_without_ranges_are_read_in_order() {
     if beyond_qemu("QEMU refuses them") {
@@ -339,6 +409,48 @@ fn what_servers_do_is_understood() {
         assert_eq!(read.len(), size.next_multiple_of(512));
         assert!(read[..size].iter().all(|byte| *byte == 1));
     }
+}
+
+/// The first signal ends a conversion whose source does not answer, and says how it leaves the target.
+#[test]
+fn a_signal_ends_a_wait_for_a_server() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(8 << 20);
+    let web = served(&lab, "x.raw", Behaviour::default());
+    let stalls = || web.change(|behaviour| behaviour.stalls_after = 1);
+    let child = std::process::Command::new(program())
+        .args([
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "raw",
+            "-r",
+            "2M",
+            &web.url(),
+            "out.raw",
+        ])
+        .current_dir(lab.path(""))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_until("some bytes", || web.bytes() > 0);
+    stalls();
+    std::thread::sleep(Duration::from_millis(500));
+    let begun = Instant::now();
+    // SAFETY: the child was not waited for, so the id is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        begun.elapsed()
+    );
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(143), "{err}");
+    assert!(err.contains("'out.raw' is incomplete"), "{err}");
 }
 
 #[test]
@@ -461,6 +573,54 @@ fn who_asks_is_told_from_files() {
         &format!("http://u@127.0.0.1:{port}/object"),
     ])
     .ok("a user in the URL");
+}
+
+#[test]
+fn messages_show_no_signature() {
+    if beyond_qemu("QEMU shows it") {
+        return;
+    }
+    let lab = images(1 << 20);
+    let web = served(
+        &lab,
+        "x.raw",
+        Behaviour {
+            etag: None,
+            modified: None,
+            ..Behaviour::default()
+        },
+    );
+    let url = format!("{}?X-Amz-Signature=geheim%3D,x", web.url());
+    let info = lab.zebu(&["info", "-f", "raw", &url]).ok("the name");
+    assert!(info.out.contains(&url), "{info:#?}");
+    let options = format!(
+        "driver=raw,file.driver=http,file.url={}",
+        url.replace(',', ",,")
+    );
+    let commands: [&[&str]; 5] = [
+        // It says that the image is not cached.
+        &[
+            "convert",
+            "--cache-dir",
+            "cache",
+            "-f",
+            "raw",
+            &url,
+            "out.raw",
+        ],
+        &["convert", "-f", "qcow2", &url, "out.raw"],
+        &["convert", "--image-opts", &options, "no/such/folder"],
+        &["import", "--sha256", &"0".repeat(64), &url, "out.raw"],
+        &["io", "-c", "write 0 512", "-f", "raw", &url],
+    ];
+    let answers = commands.map(|args| lab.zebu(args));
+    web.change(|behaviour| behaviour.status = Some(403));
+    let refused = commands.map(|args| lab.zebu(args));
+    for answer in answers.iter().chain(&refused) {
+        assert!(!answer.err.is_empty(), "{answer:#?}");
+        let said = format!("{}{}", answer.out, answer.err);
+        assert!(!said.contains("geheim"), "{answer:#?}");
+    }
 }
 
 #[test]

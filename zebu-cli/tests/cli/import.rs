@@ -3,6 +3,7 @@
 //! against an exit status or a verdict that says something else.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,12 +14,21 @@ use crate::common::server::wait_until;
 use crate::common::web::{Behaviour, Web, images, served};
 use crate::common::{Answer, Lab, Limits, beyond_qemu, part, program, rotated};
 
-/// Imports to `out`, which is removed before. Returns the verdict.
+/// Imports to `out`, which is removed before; of every second list of arguments it is a link to a
+/// file that is not there. Returns the verdict.
 #[track_caller]
 fn import(lab: &Lab, args: &[&str], status: i32) -> Value {
-    let _ = fs::remove_file(lab.path("out"));
+    let (out, behind) = (lab.path("out"), lab.path("behind"));
+    for path in [&out, &behind] {
+        let _ = fs::remove_file(path);
+    }
+    let is_link = args.concat().len() % 2 == 1;
+    if is_link {
+        symlink("behind", &out).unwrap();
+    }
     let verdict = verdict(&lab.zebu(&[&["import"], args, &["out"]].concat()), status);
-    assert_eq!(lab.path("out").exists(), status == 0, "{args:?}");
+    let made = [&out, &behind].map(|path| path.exists());
+    assert_eq!(made, [status == 0, status == 0 && is_link], "{args:?}");
     verdict
 }
 

@@ -262,6 +262,20 @@ fn generated_image(seed: u64) {
     lab.shell(&format!("{pack} i | \"$0\" convert - raw"))
         .ok(&what);
     lab.assert_same_bytes("raw", "want", &what);
+    let kept = random.pick(&["--salvage", "-l s0", "--bitmaps -O qcow2"]);
+    if lab.qemu_img(&["snapshot", "-l", "i"]).out.contains("s0") || !kept.starts_with("-l") {
+        let script = format!("{pack} i | \"$0\" convert --spill . {kept} - kept");
+        lab.shell(&script).ok(&what);
+        let format = ["raw", "qcow2"][usize::from(kept.contains("qcow2"))];
+        match kept.starts_with("-l") {
+            true => {
+                lab.qemu_img(&["convert", "-O", "raw", "-l", "s0", "i", "snapshot"])
+                    .ok(&what);
+                lab.assert_same_bytes("kept", "snapshot", &what);
+            }
+            false => lab.assert_good(format, "kept", "want", &what),
+        }
+    }
     let more = random.pick(&["", "-S 0", "-m 1", "-W", "-o cluster_size=4k"]);
     let script = format!("{pack} i | \"$0\" convert {more} -O qcow2 - copy");
     lab.shell(&script).ok(&what);
@@ -490,6 +504,9 @@ fn backing_files_and_names() {
     lab.shell("cat i | \"$0\" convert -O qcow2 - q")
         .ok("a backing file");
     lab.assert_good("qcow2", "q", "want", "a backing file");
+    lab.shell("cat i | \"$0\" convert --spill . --salvage - kept")
+        .ok("kept");
+    lab.assert_same_bytes("kept", "want", "kept");
     let answer = lab.shell("cat i | \"$0\" convert --untrusted - raw");
     answer.failed_with_one_line(1, "untrusted");
     // Files and pipes by other names.

@@ -639,3 +639,15 @@ fn images_are_imported() {
     let answer = run(&["import", &over, "out.raw"]);
     assert_eq!(answer.status, 2, "{answer:#?}");
 }
+
+#[test]
+fn a_server_that_says_nothing_is_given_up() {
+    if beyond_qemu("a limit for SSH servers") {
+        return;
+    }
+    let lab = Lab::new();
+    let server = local_server(&lab, "while read -r line; do :; done");
+    let options = "driver=raw,file.driver=ssh,file.host=h,file.path=/x,file.timeout=1";
+    let answer = run_with(&lab, &server, &["info", "--image-opts", options], "");
+    answer.fails_with("no answer for 1 s");
+}

@@ -85,6 +85,27 @@ fn each_dialect_is_spoken() {
 }
 
 #[test]
+fn keys_that_the_library_would_change_are_refused() {
+    if beyond_qemu("object stores") {
+        return;
+    }
+    let lab = images(1 << 20);
+    for (name, variables, _) in DIALECTS {
+        let web = served(&lab, "x.qcow2", Behaviour::default());
+        let variables = variables.replace("PORT", &web.port().to_string());
+        let scheme = name.split(':').next().unwrap();
+        for key in ["/x", "x/", "a//x", "./x", "a/../x"] {
+            let name = format!("{scheme}://bucket/{key}");
+            let why = "a key must not begin or end with a slash";
+            run(&lab, &variables, &["info", &name]).fails_with(why);
+            let convert = ["convert", "-O", "raw", "x.qcow2", &name];
+            run(&lab, &variables, &convert).fails_with(why);
+        }
+        assert_eq!(web.requests(), 0, "{name}");
+    }
+}
+
+#[test]
 fn names_that_are_none_are_refused() {
     if beyond_qemu("object stores") {
         return;

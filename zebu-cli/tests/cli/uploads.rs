@@ -5,13 +5,13 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::stores::{DIALECTS, RealStore, run};
 use crate::common::server::wait_until;
-use crate::common::store::{Faults, Store};
+use crate::common::store::{Completion, Ending, Faults, Store};
 use crate::common::web::images;
-use crate::common::{Answer, Lab, beyond_qemu, program};
+use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number, program};
 
 /// The name of an object and how its store is reached, by dialect.
 fn dialects(store: &Store) -> [(String, String); 3] {
@@ -35,7 +35,7 @@ fn start(lab: &Lab, variables: &str, args: &[&str]) -> Child {
     let mut command = Command::new(program());
     for variable in variables.split_whitespace() {
         let (name, value) = variable.split_once('=').unwrap();
-        command.env(name, value);
+        command.env(name, value.trim_matches('\''));
     }
     // SAFETY: signal(2) is async-signal-safe.
     unsafe {
@@ -169,20 +169,15 @@ fn nothing_is_left_of_what_fails() {
         assert_clean();
         // Of the end.
         store.set(Faults {
-            completion: Some(400),
+            completions: [Completion {
+                takes_effect: false,
+                ending: Ending::Status(400),
+            }]
+            .into(),
             ..Faults::default()
         });
         convert("x.raw", "raw").fails_with("400");
         assert_clean();
-        if has_uploads {
-            store.set(Faults {
-                loses_answer: true,
-                ..Faults::default()
-            });
-            convert("x.raw", "raw").fails_with("look whether the object is there");
-            store.put(OBJECT, b"before");
-            assert_clean();
-        }
         store.set(Faults::default());
         // Before anything is sent.
         let refused: [(&[&str], &str); 6] = [
@@ -236,6 +231,74 @@ fn a_signal_aborts_the_upload() {
         assert!(answer.err.contains(&why), "{answer:#?}");
         assert_eq!(store.uploads(), 0);
         assert_eq!(store.object(OBJECT).unwrap(), b"before");
+    }
+}
+
+/// A completion that fails in one of the ways that stores have. What is refused has no effect.
+fn bad_completion(rng: &mut Rng) -> Completion {
+    let (may_have_effect, ending) = match rng.below(5) {
+        0 => (true, Ending::Cut),
+        1 => (true, Ending::Status(500)),
+        2 => (true, Ending::Status(503)),
+        3 => (true, Ending::Hang),
+        _ => (false, Ending::Status(400)),
+    };
+    Completion {
+        takes_effect: may_have_effect && rng.one_in(2),
+        ending,
+    }
+}
+
+/// Completions that fail, and signals. Whatever the message says of the object is so.
+#[test]
+fn messages_tell_what_became_of_the_object() {
+    if beyond_qemu("object stores") {
+        return;
+    }
+    let seed = env_number("ZEBU_UPLOAD_SEED").unwrap_or(1);
+    let rounds = env_number("ZEBU_UPLOAD_ROUNDS").unwrap_or(16);
+    let lab = images(1 << 20);
+    let store = Store::new();
+    let mut rng = Rng::new(seed);
+    for round in 0..rounds {
+        let (name, variables) = &dialects(&store)[rng.below(3) as usize];
+        let completions: Vec<_> = (0..rng.below(4))
+            .map(|_| bad_completion(&mut rng))
+            .collect();
+        // The first one that is not tried again.
+        let last = completions
+            .iter()
+            .position(|fault| matches!(fault.ending, Ending::Hang | Ending::Status(400)));
+        let hangs = last.filter(|nth| matches!(completions[*nth].ending, Ending::Hang));
+        let what = format!("round {round}: {name} {completions:?}");
+        store.put(OBJECT, b"before");
+        store.set(Faults {
+            completions: completions.clone().into(),
+            ..Faults::default()
+        });
+        let args = ["convert", "-f", "raw", "-O", "raw", "x.raw", name];
+        let before = store.completions();
+        let begun = Instant::now();
+        let child = start(&lab, variables, &args);
+        let signal = match hangs.or(rng.one_in(4).then_some(0)) {
+            Some(nth) => {
+                wait_until("a completion", || store.completions() > before + nth);
+                libc::SIGINT
+            }
+            None => 0,
+        };
+        let answer = stopped_by(child, signal);
+        let what = format!("{what}: {answer:?}");
+        assert!(begun.elapsed() < Duration::from_secs(15), "{what}");
+        let is_new = store.object(OBJECT).unwrap() != b"before";
+        if answer.status == 0 {
+            assert!(is_new, "{what}");
+        } else if answer.err.contains("was aborted") {
+            assert!(!is_new, "{what}");
+            assert!(store.uploads() == 0 || name.starts_with("az"), "{what}");
+        } else {
+            assert!(answer.err.contains("it is not known whether"), "{what}");
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! An object store in memory, which understands what the three dialects ask for when an object is
 //! uploaded or read, and misbehaves as a test says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,12 +19,28 @@ pub struct Faults {
     pub busy: u64,
     /// The number of a part, from 1, that is answered with 403.
     pub refused: Option<usize>,
-    /// The status that a completion is answered with.
-    pub completion: Option<u16>,
-    /// A completion takes effect, and the connection ends without an answer.
-    pub loses_answer: bool,
+    /// What becomes of the next completions. Others succeed.
+    pub completions: VecDeque<Completion>,
     /// No connection is served any more.
     pub dead: bool,
+}
+
+/// A completion that goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// The object is there nevertheless.
+    pub takes_effect: bool,
+    pub ending: Ending,
+}
+
+/// How a completion is answered.
+#[derive(Clone, Copy, Debug)]
+pub enum Ending {
+    Status(u16),
+    /// The connection ends without an answer.
+    Cut,
+    /// There is no answer.
+    Hang,
 }
 
 /// A store on a port of its own until the process ends.
@@ -42,6 +58,7 @@ struct State {
     uploads: BTreeMap<String, (String, BTreeMap<String, Vec<u8>>)>,
     next: u64,
     lengths: Vec<usize>,
+    completions: usize,
     at_once: usize,
     most_at_once: usize,
 }
@@ -57,6 +74,7 @@ impl Store {
             uploads: BTreeMap::new(),
             next: 1,
             lengths: Vec::new(),
+            completions: 0,
             at_once: 0,
             most_at_once: 0,
         }));
@@ -95,6 +113,11 @@ impl Store {
     /// The lengths of the parts that came, in any order, since the last call.
     pub fn part_lengths(&self) -> Vec<usize> {
         std::mem::take(&mut self.lock().lengths)
+    }
+
+    /// How many completions came.
+    pub fn completions(&self) -> usize {
+        self.lock().completions
     }
 
     /// How many parts came at a time at most.
@@ -145,13 +168,26 @@ fn serve(state: &Mutex<State>, stream: &TcpStream) -> io::Result<()> {
                 continue;
             }
         }
-        let (status, headers, body) = state.handle(&request);
-        drop(state);
-        let is_completion = request.method == "POST" && request.query.contains_key("uploadId");
-        if faults.loses_answer && is_completion && status.starts_with("200") {
-            return Ok(());
+        let is_completion = request.method == "POST" && request.query.contains_key("uploadId")
+            || request.query.get("comp").is_some_and(|c| c == "blocklist");
+        let mut fault = None;
+        if is_completion {
+            state.completions += 1;
+            fault = state.faults.completions.pop_front();
         }
-        answer(stream, &status, &headers, &body)?;
+        let reply = match fault {
+            Some(fault) if !fault.takes_effect => None,
+            _ => Some(state.handle(&request)),
+        };
+        drop(state);
+        match (fault.map(|fault| fault.ending), reply) {
+            (None, Some((status, headers, body))) => answer(stream, &status, &headers, &body)?,
+            (Some(Ending::Status(status)), _) => {
+                answer(stream, &format!("{status} As It Is"), "", &[])?;
+            }
+            (Some(Ending::Hang), _) => thread::sleep(super::TIME_LIMIT),
+            _ => return Ok(()),
+        }
     }
     Ok(())
 }
@@ -239,9 +275,6 @@ impl State {
                 ("200 OK".into(), tag, Vec::new())
             }
             ("POST", Some(id), _) => {
-                if let Some(status) = self.faults.completion {
-                    return said(&format!("{status} As It Is"));
-                }
                 let Some((name, parts)) = self.uploads.remove(id) else {
                     return said("404 Not Found");
                 };
@@ -266,16 +299,16 @@ impl State {
                 ("201 Created".into(), tag, Vec::new())
             }
             ("PUT", None, Some("blocklist")) => {
-                if let Some(status) = self.faults.completion {
-                    return said(&format!("{status} As It Is"));
-                }
                 let (_, blocks) = self.uploads.remove(&request.name).unwrap_or_default();
                 let list = String::from_utf8_lossy(&request.body).into_owned();
                 let ids = list.split('<').filter_map(|part| {
                     let (element, text) = part.split_once('>')?;
                     ["Uncommitted", "Latest"].contains(&element).then_some(text)
                 });
-                let parts: Vec<_> = ids.map(|id| blocks[id].clone()).collect();
+                let parts: Option<Vec<_>> = ids.map(|id| blocks.get(id).cloned()).collect();
+                let Some(parts) = parts else {
+                    return said("400 InvalidBlockList");
+                };
                 self.objects.insert(request.name.clone(), parts.concat());
                 ("201 Created".into(), tag, Vec::new())
             }

@@ -53,7 +53,7 @@ pub use spec::{
 pub use spec::{HttpCookie, HttpSpec, RemoteOptions};
 #[cfg(feature = "nbd")]
 pub use spec::{NbdSpec, NbdTls};
-pub(crate) use spec::{OptionSet, OptionValue};
+pub(crate) use spec::{OptionSet, OptionValue, is_descriptor};
 pub use status::Status;
 pub use write::Zeroing;
 

@@ -25,10 +25,12 @@ use crate::storage::object::{Access, HttpOptions, Login, Object, ObjectOptions, 
 use crate::storage::object::{StoreOptions, Upload};
 #[cfg(feature = "rbd")]
 use crate::storage::rbd::{Rbd, RbdOptions};
+#[cfg(feature = "http")]
+use crate::storage::secret::without_queries;
 #[cfg(feature = "ssh")]
 use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 #[cfg(feature = "cache")]
-use crate::storage::{BlockCache, Check, Version};
+use crate::storage::{BlockCache, CacheIdentity, Check};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result, printable};
 
@@ -180,10 +182,10 @@ impl FileSpec {
 /// Objects on other machines.
 #[cfg(feature = "http")]
 impl RemoteOptions {
-    /// What they are for the object of this name.
+    /// What they are for the object of this name, which messages show.
     fn object(&self, name: &Path) -> ObjectOptions {
         ObjectOptions {
-            name: name.into(),
+            name: without_queries(&name.to_string_lossy()).into(),
             readahead: self.readahead,
             timeout: self.timeout,
             connections: self.connections,
@@ -250,22 +252,22 @@ impl OpenedFile {
     pub fn cached(self, cache: &BlockCache) -> Result<OpenedFile> {
         #[allow(unused_mut)]
         let mut check: Option<Arc<dyn Check>> = None;
-        let version: Version = match &self {
+        let identity: CacheIdentity = match &self {
             #[cfg(feature = "http")]
-            OpenedFile::Object(object) => object.version().clone(),
+            OpenedFile::Object(object) => object.cache_identity().clone(),
             #[cfg(feature = "rbd")]
-            OpenedFile::Rbd(rbd) => rbd.version().clone(),
+            OpenedFile::Rbd(rbd) => rbd.cache_identity().clone(),
             #[cfg(feature = "ssh")]
             OpenedFile::Ssh(ssh) => {
                 check = Some(ssh.clone());
-                ssh.version()
+                ssh.cache_identity()
             }
             _ => return Ok(self),
         };
         let storage = self.storage();
-        match version {
+        match identity {
             Ok(words) => {
-                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                let words: Vec<&str> = words.0.iter().map(String::as_str).collect();
                 let cached = cache.over_checked(storage, &words, check)?;
                 Ok(OpenedFile::Over(cached, Box::new(self)))
             }
@@ -521,6 +523,7 @@ impl SshSpec {
             write: how.write,
             create: how.create,
             cache: how.cache,
+            timeout: self.timeout,
         }
     }
 }

@@ -2,19 +2,26 @@
 //! worker takes the next chunk of the range and processes it while the other workers of its thread
 //! have I/O in flight. So I/O and computing overlap, in nearly sequential order.
 
-use std::future::Future;
+use std::future::{Future, pending, poll_fn};
 use std::io;
 use std::ops::{ControlFlow, Range};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::thread::Thread;
 use std::time::Duration;
+
+use futures_channel::oneshot;
 
 use super::progress::{Progress, cancelled_error};
 use crate::storage::{EngineKind, Queue, QueueOptions, is_simulated, yield_once};
 
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(100);
+/// How long the workers of a job that is cancelled may go on with their chunks. Then their futures
+/// are dropped: a server that does not answer could make them wait without end.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The progress of a job's workers.
 #[derive(Debug)]
@@ -130,7 +137,7 @@ fn default_workers(cores: usize) -> usize {
 
 /// Runs `job` with `workers` workers (None: as many as keep the cores busy), and calls `tick` on
 /// this thread at intervals until all have ended. If `tick` breaks before all is done, no worker
-/// takes another chunk, and the error is `ECANCELED`.
+/// takes another chunk, those that go on for too long are dropped, and the error is `ECANCELED`.
 pub(super) fn run<J: Job>(
     job: &Arc<J>,
     engine: EngineKind,
@@ -144,15 +151,21 @@ pub(super) fn run<J: Job>(
     let workers = workers.unwrap_or(default_workers(cores)).max(1);
     let threads = cores.min(workers);
     let mut cancelled = false;
+    let (mut senders, receivers): (Vec<_>, Vec<_>) =
+        (0..threads).map(|_| oneshot::channel()).unzip();
     let mut tick = || {
         if tick().is_break() {
             job.cursor().stop();
             cancelled = true;
+            for thread in senders.drain(..) {
+                // An error: it has ended.
+                let _ = thread.send(());
+            }
         }
     };
     if is_simulated() {
         tick();
-        run_thread(job, engine, workers)?;
+        run_thread(job, engine, workers, oneshot::channel().1)?;
         tick();
         return ended(job, cancelled);
     }
@@ -162,14 +175,14 @@ pub(super) fn run<J: Job>(
     };
     tick();
     std::thread::scope(|scope| {
-        let spawned: Vec<_> = (0..threads)
-            .map(|i| {
+        let spawned: Vec<_> = (receivers.into_iter().enumerate())
+            .map(|(i, is_cancelled)| {
                 // Workers are distributed evenly.
                 let workers = workers / threads + usize::from(i < workers % threads);
                 let running = &running;
                 scope.spawn(move || {
                     let _end = End(running);
-                    let result = run_thread(job, engine, workers);
+                    let result = run_thread(job, engine, workers, is_cancelled);
                     if result.is_err() {
                         job.cursor().stop();
                     }
@@ -217,19 +230,39 @@ impl Drop for End<'_> {
     }
 }
 
-fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, workers: usize) -> io::Result<()> {
+fn run_thread<J: Job>(
+    job: &Arc<J>,
+    engine: EngineKind,
+    workers: usize,
+    is_cancelled: oneshot::Receiver<()>,
+) -> io::Result<()> {
     let queue = queue(engine)?;
-    let running: Vec<_> = (0..workers)
+    let mut running: Vec<_> = (0..workers)
         .map(|_| {
             let (job, queue2) = (job.clone(), queue.clone());
             queue.spawn(async move { job.worker(&queue2).await })
         })
         .collect();
-    queue.block_on(async {
-        for worker in running {
-            worker.await;
+    let too_late = async {
+        match is_cancelled.await {
+            Ok(()) => queue.sleep(GRACE).await,
+            Err(_) => pending().await,
         }
-    });
+    };
+    queue.block_on(async {
+        let mut too_late = pin!(too_late);
+        poll_fn(|context| {
+            running.retain_mut(|worker| Pin::new(worker).poll(context).is_pending());
+            match running.is_empty() {
+                true => Poll::Ready(Ok(())),
+                false => too_late.as_mut().poll(context),
+            }
+        })
+        .await
+    })?;
+    for worker in running {
+        worker.abort();
+    }
     Ok(())
 }
 
@@ -277,6 +310,25 @@ mod tests {
         let stopped = run(u64::MAX).unwrap_err();
         assert_eq!(stopped.raw_os_error(), Some(libc::ECANCELED));
         run(0).unwrap();
+    }
+
+    #[test]
+    fn a_job_that_waits_for_ever_can_be_cancelled() {
+        struct Stuck(Cursor);
+        impl Job for Stuck {
+            fn cursor(&self) -> &Cursor {
+                &self.0
+            }
+            async fn worker(&self, _: &Queue) {
+                pending().await
+            }
+        }
+        let job = Arc::new(Stuck(Cursor::new(1)));
+        let begun = Instant::now();
+        let result = run(&job, EngineKind::Threads, None, || ControlFlow::Break(()));
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+        assert!(begun.elapsed() < 5 * GRACE, "{:?}", begun.elapsed());
+        assert_eq!(Arc::strong_count(&job), 1);
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod store;
 mod text;
 mod uri;
 
+pub use crate::storage::secret::without_queries;
 pub use path::protocol;
 pub use quote::json_string;
 pub use source::Source;

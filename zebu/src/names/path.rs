@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::block::is_descriptor;
+
 /// The protocol of a name: what precedes the first colon, if no slash does.
 pub fn protocol(name: &OsStr) -> Option<Cow<'_, str>> {
     let name = name.as_bytes();
@@ -49,7 +51,7 @@ pub(super) fn beside<'a>(
     let Some(of) = relative_to else {
         return Ok(name.into());
     };
-    if name.is_empty() || name.as_bytes().starts_with(b"/") {
+    if name.is_empty() || name.as_bytes().starts_with(b"/") || is_descriptor(of) {
         return Ok(name.into());
     }
     if of.as_bytes().starts_with(b"json:") || of.is_empty() {

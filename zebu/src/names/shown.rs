@@ -109,6 +109,10 @@ impl SshSpec {
             ("driver", Some("ssh".into())),
             ("path", Some(self.path.clone())),
             ("user", self.user.clone()),
+            (
+                "timeout",
+                self.timeout.map(|time| time.as_secs().to_string()),
+            ),
         ];
         let given = members.into_iter();
         let given = given.filter_map(|(k, v)| Some((k.into(), json_string(v?.as_bytes()))));

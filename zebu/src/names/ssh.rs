@@ -2,6 +2,7 @@
 //! `driver=ssh`.
 
 use std::ffi::OsStr;
+use std::time::Duration;
 
 use super::uri::{Query, decoded, host_and_port};
 use crate::block::{HashKind, HostKeyCheck, OptionSet, SshSpec};
@@ -16,6 +17,10 @@ impl SshSpec {
         if let Some(check) = host_key(options)? {
             spec.host_key = check;
         }
+        let timeout = options.take_number("timeout")?;
+        spec.timeout = timeout
+            .filter(|seconds| *seconds > 0)
+            .map(Duration::from_secs);
         spec.check()?;
         Ok(spec)
     }
@@ -51,6 +56,7 @@ impl SshSpec {
             user,
             path,
             host_key: HostKeyCheck::Configured,
+            timeout: None,
             is_old,
         })
     }
@@ -101,6 +107,7 @@ fn named(name: &OsStr) -> Result<SshSpec, String> {
         user,
         path: decoded(path)?,
         host_key: check.map_or(Ok(HostKeyCheck::Configured), |check| old_check(&check))?,
+        timeout: None,
         is_old: false,
     })
 }
@@ -231,6 +238,10 @@ mod tests {
                 "{name}"
             );
         }
+        for (text, timeout) in [("5", Some(Duration::from_secs(5))), ("0", None)] {
+            let spec = of_options(&format!("host=h,path=/x,timeout={text}")).unwrap();
+            assert_eq!(spec.timeout, timeout);
+        }
         let spec = take("ssh://u@h:22/a").unwrap();
         assert_eq!(spec.name().to_str(), Some("ssh://u@h:22/a"));
     }
@@ -272,6 +283,7 @@ mod tests {
             "host=h,path=/x,host-key-check.mode=hash",
             "host=h,path=/x,host-key-check.mode=all",
             "host=h,path=/x,host-key-check.mode=none,host_key_check=no",
+            "host=h,path=/x,timeout=-1",
         ] {
             assert!(of_options(options).is_err(), "{options}");
         }

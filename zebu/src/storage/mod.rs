@@ -74,7 +74,7 @@ pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub(crate) use null::Null;
 #[cfg(feature = "object-store")]
-pub use object::Upload;
+pub use object::{ObjectState, Upload};
 pub(crate) use patched::{Patched, Patches};
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
@@ -256,7 +256,20 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 /// What names an object on another machine and the state that it is in: two with the same words
 /// have the same bytes, for ever. Or why nothing tells that.
 #[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
-pub(crate) type Version = std::result::Result<Vec<String>, &'static str>;
+pub(crate) type CacheIdentity = std::result::Result<Words, &'static str>;
+
+/// Words that may have secrets in them, so that they are not printed.
+#[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
+#[derive(Clone)]
+#[cfg_attr(not(feature = "cache"), allow(dead_code))]
+pub(crate) struct Words(pub Vec<String>);
+
+#[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Words")
+    }
+}
 
 /// The storage below a filter.
 fn inner_of(inner: Option<&dyn Storage>) -> io::Result<&dyn Storage> {

@@ -10,7 +10,7 @@ use zebu::block::{Device, Format};
 use zebu::block::{FileDriver, FileSpec, StoreSpec};
 use zebu::jobs::{self, ConvertError, ConvertOptions, ExportFormat, StreamSink};
 #[cfg(feature = "object-store")]
-use zebu::storage::Upload;
+use zebu::storage::{ObjectState, Upload};
 
 use super::{Arguments, ended, events};
 use crate::create_options::CreateOptions;
@@ -136,7 +136,11 @@ impl Begun {
             Begun::Pipe => format!("'{name}' is incomplete"),
             #[cfg(feature = "object-store")]
             Begun::Object(upload) => match upload.abort() {
-                Ok(()) => format!("the upload of '{name}' was aborted"),
+                Ok(ObjectState::Unknown) => format!(
+                    "it is not known whether the upload of '{name}' was completed: look at the \
+                     object in the store"
+                ),
+                Ok(_) => format!("the upload of '{name}' was aborted"),
                 Err(e) => {
                     let why = zebu::strerror(&e);
                     format!("the upload could not be aborted, so that its parts are left: {why}")

@@ -327,7 +327,8 @@ fn clear(path: &Path, existed: bool) -> io::Result<()> {
     if !kind.is_block_device() {
         return match existed {
             true => File::options().write(true).open(path)?.set_len(0),
-            false => fs::remove_file(path),
+            // The file, if `path` is a link to it.
+            false => fs::remove_file(fs::canonicalize(path)?),
         };
     }
     let mut device = File::options().write(true).open(path)?;

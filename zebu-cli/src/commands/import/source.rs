@@ -39,7 +39,7 @@ pub struct Opened {
 
 enum Bytes {
     File(File),
-    Elsewhere(Arc<dyn Storage>),
+    Remote(Arc<dyn Storage>),
 }
 
 impl Opened {
@@ -53,12 +53,12 @@ impl Opened {
             let name = name.display();
             Trouble::new(Cause::Source, format!("Could not open '{name}': {e}"))
         };
-        if let Some(file) = file.as_ref().filter(|file| is_elsewhere(file)) {
+        if let Some(file) = file.as_ref().filter(|file| is_remote(file)) {
             let opened = file.open(OpenFile::default(), &objects::all());
             let opened = opened.and_then(block_cache::over);
             let storage = opened.map_err(trouble)?.storage();
             return Ok(Opened {
-                bytes: Bytes::Elsewhere(storage),
+                bytes: Bytes::Remote(storage),
                 format,
                 base_name: base_name_elsewhere(file),
                 path: None,
@@ -105,7 +105,7 @@ impl Opened {
     /// Begins to read it. It may have `most` bytes, and must have the checksums `wanted`.
     pub fn fetch(self, most: u64, wanted: Digests, record: &Record) -> Result<Fetched, Trouble> {
         let failed = |e: io::Error| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
-        if let Bytes::Elsewhere(storage) = &self.bytes
+        if let Bytes::Remote(storage) = &self.bytes
             && storage.len().map_err(failed)? > most
         {
             return Err(too_long(most));
@@ -131,7 +131,7 @@ impl Opened {
 }
 
 /// Whether it is an object, a file on an SSH server or an image in Ceph.
-fn is_elsewhere(file: &FileSpec) -> bool {
+fn is_remote(file: &FileSpec) -> bool {
     file.is_object() || ["rbd", "ssh"].contains(&file.driver.name())
 }
 
@@ -161,7 +161,7 @@ fn described(options: &OsStr) -> Result<(Option<FileSpec>, Option<Format>), Stri
         return Err("The source has no options but those of its file and 'driver'".into());
     }
     let is_file = matches!(spec.file.driver, FileDriver::Any | FileDriver::File);
-    if spec.file.options != FileOptions::default() || !is_file && !is_elsewhere(&spec.file) {
+    if spec.file.options != FileOptions::default() || !is_file && !is_remote(&spec.file) {
         return Err("The source must be a file, an object, or what 'ssh' or 'rbd' names".into());
     }
     let format = spec.format.filter(|_| !spec.bare);
@@ -199,7 +199,7 @@ impl Bytes {
                 streams::widen(&file);
                 Box::new(file)
             }
-            Bytes::Elsewhere(storage) => Box::new(StorageReader {
+            Bytes::Remote(storage) => Box::new(StorageReader {
                 queue: Queue::new(QueueOptions::default())?,
                 end: storage.len()?,
                 storage,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zebu::Error;
 use zebu::block::{BackingName, Device};
 use zebu::jobs::ConvertError;
+use zebu::names::without_queries;
 
 use super::digest::{Digest, Digests};
 use crate::json::{self, Map, Value};
@@ -172,9 +173,12 @@ impl Record {
         let result = trouble.map_or("ok", |trouble| trouble.cause.result());
         let mut map = Map::new().with("result", result);
         if let Some(trouble) = trouble {
-            map.add("reason", trouble.reason.as_str());
+            map.add("reason", &*without_queries(&trouble.reason));
         }
-        map.add("source", source);
+        match source.to_str() {
+            Some(name) => map.add("source", &*without_queries(name)),
+            None => map.add("source", source),
+        }
         map.add("target", target);
         let mut text = |key, value: Option<&[u8]>| {
             if let Some(value) = value {

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use zebu::names::Source;
+use zebu::names::{Source, without_queries};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::file_name::as_value;
@@ -67,7 +67,10 @@ impl Opening {
     /// The message that it cannot be opened.
     pub fn cannot(&self, why: impl std::fmt::Display) -> String {
         match &self.name {
-            Some(name) => format!("can't open device {}: {why}", name.display()),
+            Some(name) => {
+                let name = without_queries(&name.to_string_lossy());
+                format!("can't open device {name}: {why}")
+            }
             None => format!("can't open: {why}"),
         }
     }

@@ -17,7 +17,7 @@ mod store;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[cfg(feature = "http")]
 pub use http::{HttpCookie, HttpSpec};
@@ -248,6 +248,7 @@ impl FileSpec {
         let own_path = own.name().as_bytes();
         let folder = match own_path.iter().rposition(|b| *b == b'/') {
             _ if path.as_bytes().starts_with(b"/") => 0,
+            _ if is_descriptor(own.name()) => 0,
             _ if !is_path => {
                 return Err(Error::Refused(format!(
                     "Cannot use relative paths with VMDK descriptor file '{}': Cannot generate a \
@@ -272,6 +273,18 @@ impl FileSpec {
     pub fn name(&self) -> &OsStr {
         self.path.as_os_str()
     }
+}
+
+/// Whether a name is that of an open file of the process, which is in no folder: names that are
+/// relative to it belong to the current directory.
+pub(crate) fn is_descriptor(name: &OsStr) -> bool {
+    let name = Path::new(name);
+    let folder = name.parent();
+    folder.is_some_and(|folder| {
+        ["/proc/self/fd", "/dev/fd"]
+            .map(Path::new)
+            .contains(&folder)
+    })
 }
 
 impl FileDriver {

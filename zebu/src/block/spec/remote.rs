@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct RemoteOptions {
     /// `readahead`: bytes that are read ahead at most.
     pub readahead: Option<u64>,
-    /// `timeout`: how long connecting may take, and how long a server may be silent.
+    /// `timeout`: how long connecting may take, and how long a server may send nothing.
     pub timeout: Option<Duration>,
     /// `connections`, an option of zebu's own: requests in flight at most.
     pub connections: Option<usize>,

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::{FileDriver, FileSpec};
 use crate::storage::ssh::HostKeyCheck;
@@ -23,6 +24,9 @@ pub struct SshSpec {
     pub path: String,
     /// `host-key-check`
     pub host_key: HostKeyCheck,
+    /// `timeout`, an option of zebu's own: how long the server may send nothing while requests wait;
+    /// None: for ever.
+    pub timeout: Option<Duration>,
     /// The server was given by the older options `host` and `port`.
     pub(crate) is_old: bool,
 }

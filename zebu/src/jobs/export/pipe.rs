@@ -251,7 +251,7 @@ fn write_all(
         }
     }
     match channel.is_stopped() {
-        // It is not complete, and nobody asks why.
+        // It is not complete; the error is not asked for.
         true => Ok(()),
         false => sink.finish(),
     }

@@ -27,8 +27,8 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// That of an object which these words name. A hash, since names may have secrets in them, and
-    /// since nobody can find two names with the same one.
+    /// That of an object which these words name. A hash, since names may have secrets in them; one
+    /// for which no two names with the same hash can be found.
     pub fn new(version: &[&str]) -> Key {
         let mut hash = Sha256::new();
         hash.update(MAGIC);

@@ -1,8 +1,9 @@
 //! A storage whose blocks are kept in a cache.
 //!
-//! A block that several requests want is loaded once, by a task of the queue of the first of them:
+//! A block that several requests want is loaded once, by a task that ends with the first of them:
 //! from its file, else from the storage below, and then it is stored. Blocks beside each other that
-//! have no file are one read of the storage below.
+//! have no file are one read of the storage below. If a request is dropped, another one that waits
+//! loads its blocks, since the queue of the first one need not be driven any more.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_channel::oneshot;
 
-use super::super::{Iov, OpKind, Queue, Started, Storage, read_vec};
+use super::super::{Begun, Iov, OpKind, Queue, Started, Storage, read_vec};
 use super::block::Key;
 use super::{BLOCK, BlockCache};
 use crate::error::WithErrno;
@@ -92,6 +93,16 @@ enum Part {
     Later(oneshot::Receiver<Loaded>),
 }
 
+impl Part {
+    /// The block. None: the request that loaded it was dropped.
+    async fn wait(self) -> Option<Loaded> {
+        match self {
+            Part::Here(data) => Some(Ok(data)),
+            Part::Later(loaded) => loaded.await.ok(),
+        }
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         crate::lock(&self.state)
@@ -121,17 +132,15 @@ impl Shared {
         range: Range<u64>,
         iov: &Iov,
     ) -> io::Result<()> {
-        for (nth, part) in self.begin(queue, range.start / BLOCK..range.end.div_ceil(BLOCK)) {
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        let (parts, _loading) = self.begin(queue, blocks);
+        for (nth, part) in parts {
             let block = self.bytes(nth..nth + 1);
             let (from, to) = (range.start.max(block.start), range.end.min(block.end));
             let memory = iov.slice((from - range.start) as usize, (to - from) as usize);
-            let data = match part {
-                Part::Here(data) => data,
-                Part::Later(loaded) => match loaded.await {
-                    Ok(loaded) => loaded?,
-                    // The queue of the task has ended.
-                    Err(_) => self.fetch(queue, nth..nth + 1).await?.into(),
-                },
+            let data = match part.wait().await {
+                Some(loaded) => loaded?,
+                None => self.load(queue, nth).await?,
             };
             memory.copy_from(&data[(from - block.start) as usize..(to - block.start) as usize]);
             if to - from < block.end - block.start {
@@ -141,8 +150,25 @@ impl Shared {
         Ok(())
     }
 
-    /// Finds blocks in memory, and begins to load the others.
-    fn begin(self: &Arc<Self>, queue: &Queue, blocks: Range<u64>) -> Vec<(u64, Part)> {
+    /// A block that another request has given up.
+    async fn load(self: &Arc<Self>, queue: &Queue, nth: u64) -> Loaded {
+        loop {
+            let (mut parts, _loading) = self.begin(queue, nth..nth + 1);
+            if let Some((_, part)) = parts.pop()
+                && let Some(loaded) = part.wait().await
+            {
+                return loaded;
+            }
+        }
+    }
+
+    /// Finds blocks in memory, and begins to load those that no other request loads; that ends
+    /// with the second result.
+    fn begin(
+        self: &Arc<Self>,
+        queue: &Queue,
+        blocks: Range<u64>,
+    ) -> (Vec<(u64, Part)>, Option<Begun<()>>) {
         let mut parts = Vec::new();
         let mut missing = Vec::new();
         let mut state = self.state();
@@ -162,14 +188,14 @@ impl Shared {
             parts.push((nth, part));
         }
         drop(state);
-        if !missing.is_empty() {
-            let loading = Loading {
-                shared: self.clone(),
-                blocks: missing,
-            };
-            drop(queue.detach(|queue| loading.load(queue)));
+        if missing.is_empty() {
+            return (parts, None);
         }
-        parts
+        let loading = Loading {
+            shared: self.clone(),
+            blocks: missing,
+        };
+        (parts, Some(queue.begin(|queue| loading.load(queue))))
     }
 
     /// Reads blocks of the storage below.
@@ -195,7 +221,7 @@ impl State {
     }
 }
 
-/// Blocks that are being loaded. If this is dropped, requests that wait for them do it themselves.
+/// Blocks that are being loaded. If this is dropped, a request that waits for them does it.
 struct Loading {
     shared: Arc<Shared>,
     blocks: Vec<u64>,
@@ -217,13 +243,17 @@ impl Loading {
                 None => missing.push(nth),
             }
         }
+        let mut fetches = Vec::new();
         for run in missing.chunk_by(|nth, next| nth + 1 == *next) {
             self.blocks.retain(|nth| !run.contains(nth));
             let loading = Loading {
                 shared: shared.clone(),
                 blocks: run.to_vec(),
             };
-            drop(queue.detach(|queue| loading.fetch(queue)));
+            fetches.push(queue.begin(|queue| loading.fetch(queue)));
+        }
+        for fetch in fetches {
+            fetch.await;
         }
     }
 

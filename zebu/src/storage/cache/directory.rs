@@ -1,5 +1,7 @@
 //! The folder of a cache: its files, and the bound on their bytes.
 //!
+//! - The files are in a folder of their own below the one that the user names, which may have any
+//!   other files: what is here may be overwritten and removed.
 //! - A block's file is written under a name of its own and then renamed, so another process sees all
 //!   of it or nothing. After a power cut it may have any bytes: its checksum tells.
 //! - The file `usage` has the sum of all files. It is changed under a lock of it ([`Usage`]), before a
@@ -31,6 +33,8 @@ use super::block::{HEADER, Key, file_name, header, is_folder, number};
 use super::{BlockCacheOptions, LEAST};
 use crate::{Error, Result, lock};
 
+/// The folder of the files, in the one that the user names.
+pub(super) const OWN: &str = "zebu-cache";
 /// The name of the file with the sum of bytes.
 const USAGE: &str = "usage";
 /// What the names of files that are being written begin with.
@@ -49,10 +53,10 @@ pub(super) struct Directory {
     limit: u64,
     /// The start of the system.
     boot: String,
-    /// Taken before the lock. Until when it is not tried, since another process did not release it.
+    /// Until when nothing is stored. Taken before the lock.
     paused: Mutex<Option<Instant>>,
-    /// Nothing is stored any more.
-    stopped: AtomicBool,
+    /// The last store has failed, and a line has said so.
+    failing: AtomicBool,
     /// Numbers the files that are written.
     written: AtomicU64,
     warn: Option<fn(&str)>,
@@ -69,23 +73,22 @@ impl Directory {
         builder.recursive(true).mode(0o700);
         builder.create(path).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
-        let is = fstat(&root).map_err(|e| failed(e.into()))?;
-        if is.st_uid != own_user() {
-            let why = "the folder of a cache must belong to the user who uses it";
-            return Err(refused(why.into()));
+        let above = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        check_owner(&above).map_err(refused)?;
+        match mkdirat(&above, OWN, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(failed(e.into())),
         }
-        if is.st_mode & 0o022 != 0 {
-            let why = "others may write to it, so it cannot be a cache (chmod go-w)";
-            return Err(refused(why.into()));
-        }
+        let root = openat(&above, OWN, flags | OFlags::NOFOLLOW, Mode::empty());
+        let root = root.map_err(|e| refused(format!("{OWN}: {}", crate::strerror(&e.into()))))?;
+        check_owner(&root).map_err(|why| refused(format!("{OWN}: {why}")))?;
         let directory = Directory {
             root,
-            path: path.into(),
+            path: path.join(OWN),
             limit: options.size,
             boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
             paused: Mutex::default(),
-            stopped: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
             written: AtomicU64::new(0),
             warn: options.warn,
         };
@@ -120,7 +123,7 @@ impl Directory {
         let data = read_block(&file, key, nth, length).unwrap_or_default();
         if data.is_none() {
             tracing::debug!("{}/{name} is damaged", self.path.display());
-            // An error: somebody else has removed it.
+            // An error: it was removed meanwhile.
             let _ = unlinkat(&self.root, &*name, AtFlags::empty());
         }
         data
@@ -128,21 +131,25 @@ impl Directory {
 
     /// Stores a block, if that can be done. Blocks.
     pub fn store(&self, key: &Key, nth: u64, data: &[u8]) {
-        if self.stopped.load(Ordering::Relaxed) {
-            return;
-        }
         match self.write(key, nth, data) {
-            Ok(()) => {}
+            Ok(()) => self.failing.store(false, Ordering::Relaxed),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 tracing::debug!("{}: a block is not stored", self.path.display());
             }
-            Err(e) if !self.stopped.swap(true, Ordering::Relaxed) => {
-                let path = self.path.display();
-                let why = crate::strerror(&e);
-                self.warn(&format!("'{path}': no more blocks are cached: {why}"));
+            Err(e) => {
+                self.pause(&mut lock(&self.paused));
+                if !self.failing.swap(true, Ordering::Relaxed) {
+                    let path = self.path.display();
+                    let why = crate::strerror(&e);
+                    self.warn(&format!("'{path}': blocks are not cached for now: {why}"));
+                }
             }
-            Err(_) => {}
         }
+    }
+
+    /// Nothing is stored for some time.
+    fn pause(&self, paused: &mut Option<Instant>) {
+        *paused = Some(Instant::now() + PAUSE);
     }
 
     fn write(&self, key: &Key, nth: u64, data: &[u8]) -> io::Result<()> {
@@ -176,7 +183,7 @@ impl Directory {
                 Err(e) => return Err(e),
                 Ok(file) => {
                     let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-                    // Whoever counts must see all of it.
+                    // The sum of all files has all of its bytes from now on.
                     let begun = locked
                         .map_err(Into::into)
                         .and_then(|()| file.set_len(length));
@@ -203,7 +210,7 @@ impl Directory {
                 Err(e) => return Err(e.into()),
             }
         }
-        // Somebody has removed the file.
+        // The file was removed meanwhile.
         Err(io::ErrorKind::WouldBlock.into())
     }
 
@@ -217,7 +224,6 @@ impl Directory {
         loop {
             let file = self.open_at(USAGE, OFlags::RDWR | OFlags::CREATE)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Not one that was removed meanwhile.
                 Ok(()) if self.is_at(&file, USAGE) => {
                     return Ok(Usage {
                         file,
@@ -225,16 +231,15 @@ impl Directory {
                         _paused: paused,
                     });
                 }
-                Ok(()) | Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
-                    sleep(Duration::from_millis(1));
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    *paused = Some(Instant::now() + PAUSE);
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
+                // The file was removed meanwhile, or another process has the lock.
+                Ok(()) | Err(Errno::INTR | Errno::WOULDBLOCK) => {}
                 Err(e) => return Err(e.into()),
             }
+            if begun.elapsed() > PATIENCE {
+                self.pause(&mut paused);
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            sleep(Duration::from_millis(1));
         }
     }
 
@@ -257,7 +262,7 @@ impl Directory {
         } = self.contents()?;
         let mut used = new + blocks.iter().map(|block| block.size).sum::<u64>();
         if used + length > self.limit {
-            // Not again for the next block.
+            // More than this block needs, so that the next ones need no count.
             let goal = self.limit - self.limit / 8;
             blocks.sort_unstable_by_key(|block| block.used);
             for block in blocks {
@@ -286,7 +291,7 @@ impl Directory {
     fn contents(&self) -> io::Result<Contents> {
         let mut contents = Contents::default();
         each(Dir::read_from(&self.root)?, |name| {
-            if name.starts_with(NEW) {
+            if is_new(name) {
                 contents.new += self.being_written(name);
             } else if is_folder(name) {
                 contents.folders.push(name.into());
@@ -338,6 +343,25 @@ impl fmt::Debug for Directory {
             .field("limit", &self.limit)
             .finish_non_exhaustive()
     }
+}
+
+/// Refuses a folder of another user, or one that others may write to.
+fn check_owner(folder: &OwnedFd) -> std::result::Result<(), String> {
+    let is = fstat(folder).map_err(|e| crate::strerror(&e.into()).to_string())?;
+    if is.st_uid != own_user() {
+        return Err("the folder of a cache must belong to the user who uses it".into());
+    }
+    if is.st_mode & 0o022 != 0 {
+        return Err("others may write to it, so it cannot be a cache (chmod go-w)".into());
+    }
+    Ok(())
+}
+
+/// Whether this is the name of a file that is being written: `new-PID-N`.
+fn is_new(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let numbers = name.strip_prefix(NEW).and_then(|rest| rest.split_once('-'));
+    numbers.is_some_and(|(process, nth)| is_number(process) && is_number(nth))
 }
 
 /// The user of this process.
@@ -394,7 +418,7 @@ fn read_block(file: &File, key: &Key, nth: u64, length: usize) -> io::Result<Opt
     let modified = Duration::new(is.mtime().max(0) as u64, is.mtime_nsec() as u32);
     let now = SystemTime::now();
     let age = now.duration_since(SystemTime::UNIX_EPOCH + modified);
-    // Also if it is of the future.
+    // A time in the future is set to now as well.
     if age.is_ok_and(|age| age < PRECISION) {
         return Ok(Some(data));
     }

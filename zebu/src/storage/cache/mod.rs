@@ -1,15 +1,16 @@
-//! A cache on a local disk of blocks of what is far away and only read.
+//! A cache on a local disk of blocks of images on other machines that are only read.
 //!
 //! A folder has a file for each block, which several processes read and write at once. What a block
 //! belongs to is named by a hash of the object's name and of what tells that its bytes are the
-//! same ([`Version`](super::Version)), so blocks of an object that has changed are not found.
+//! same ([`CacheIdentity`](super::CacheIdentity)), so blocks of an object that has changed are not
+//! found.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `block.rs` | the bytes of a block's file |
 //! | `directory.rs` | reading, writing and removing these files; the bound |
 //! | `worker.rs` | threads for calls that block |
-//! | `cached.rs` | the storage over the one that is far away |
+//! | `cached.rs` | the storage over the one on the other machine |
 
 mod block;
 mod cached;
@@ -63,7 +64,7 @@ impl Default for BlockCacheOptions {
     }
 }
 
-/// A folder with blocks of objects that are far away. Clones are the same cache.
+/// A folder with blocks of objects on other machines. Clones are the same cache.
 ///
 /// Any number of processes may use a folder at once, and may be killed at any moment. The files
 /// have no more than [`BlockCacheOptions::size`] bytes together: those that were not used for

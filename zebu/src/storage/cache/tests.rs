@@ -112,6 +112,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// The folder of the cache's own files.
+fn own(folder: &Path) -> PathBuf {
+    folder.join(directory::OWN)
+}
+
 fn size(folder: &Path) -> u64 {
     let sizes = files(folder).into_iter().flat_map(fs::metadata);
     sizes.map(|is| is.len()).sum()
@@ -166,7 +171,7 @@ fn several_requests_are_one_read() {
             queue.spawn(async move { read_vec(&*cached, &own, nth * 100, 100).await.unwrap() })
         })
         .collect();
-    // One that is dropped takes nothing away from the others.
+    // One that is dropped takes nothing away from the others, and asks for nothing.
     let dropped = read_vec(&*cached, &queue, 3 * BLOCK, 10);
     queue.block_on(async {
         let mut dropped = std::pin::pin!(dropped);
@@ -179,7 +184,7 @@ fn several_requests_are_one_read() {
     for task in tasks {
         assert_eq!(queue.block_on(task).len(), 100);
     }
-    assert_eq!(far.reads(), 2);
+    assert_eq!(far.reads(), 1);
     read(&queue, &*cached, &far, 0..4 * BLOCK);
 }
 
@@ -230,6 +235,29 @@ fn a_queue_that_ends_takes_nothing_along() {
         drop((reading, first));
         other.join().unwrap();
     }
+}
+
+/// A request is dropped before it has its block, and its queue is kept and not driven any more.
+#[test]
+fn a_dropped_request_keeps_no_other_waiting() {
+    let folder = TempDir::new().unwrap();
+    let far = Far::new(3 * BLOCK as usize);
+    let cached = open(folder.path(), 1 << 30)
+        .over(far.clone(), &["a"])
+        .unwrap();
+    let first = queue();
+    let mut dropped = Box::pin(read_vec(&*cached, &first, 0, 10));
+    let polled = std::future::poll_fn(|context| {
+        std::task::Poll::Ready(dropped.as_mut().poll(context).is_pending())
+    });
+    assert!(first.block_on(polled));
+    drop(dropped);
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        read(&queue(), &*cached, &far, 0..3 * BLOCK);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(10)).unwrap();
 }
 
 #[test]
@@ -359,11 +387,12 @@ fn what_was_left_behind_is_removed() {
     let queue = queue();
     let far = Far::new(30 * BLOCK as usize);
     let limit = 10 * (BLOCK + 64);
+    fs::create_dir(own(folder.path())).unwrap();
     // Of a process that was killed; and a sum that is nonsense, or is not there.
-    let left = folder.path().join("new-1-0");
+    let left = own(folder.path()).join("new-1-0");
     for usage in [Some(&b""[..]), Some(b"nonsense"), Some(&[0xff; 48]), None] {
         fs::write(&left, vec![0; 5 << 20]).unwrap();
-        let file = folder.path().join("usage");
+        let file = own(folder.path()).join("usage");
         match usage {
             Some(bytes) => fs::write(file, bytes).unwrap(),
             None => fs::remove_file(file).unwrap(),
@@ -375,12 +404,6 @@ fn what_was_left_behind_is_removed() {
         assert!(!left.exists());
         assert!(size(folder.path()) <= limit);
     }
-    // What is not the cache's stays.
-    fs::write(folder.path().join("notes"), "x").unwrap();
-    fs::create_dir(folder.path().join("other")).unwrap();
-    let cached = open(folder.path(), 1 << 20).over(far.clone(), &["b"]);
-    read(&queue, &*cached.unwrap(), &far, 0..30 * BLOCK);
-    assert!(folder.path().join("notes").exists() && folder.path().join("other").exists());
 }
 
 #[test]
@@ -413,13 +436,16 @@ fn folders_that_are_not_safe_are_refused() {
     BlockCache::open(&folder, &default).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder), 0o700);
-    assert_eq!(mode(&folder.join("usage")), 0o600);
-    for bits in [0o770, 0o707, 0o777] {
-        fs::set_permissions(&folder, fs::Permissions::from_mode(bits)).unwrap();
-        let why = refused(&folder, &default);
-        assert!(why.contains("others may write to it"), "{why}");
+    assert_eq!(mode(&own(&folder)), 0o700);
+    assert_eq!(mode(&own(&folder).join("usage")), 0o600);
+    for path in [folder.clone(), own(&folder)] {
+        for bits in [0o770, 0o707, 0o777] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
+            let why = refused(&folder, &default);
+            assert!(why.contains("others may write to it"), "{why}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     BlockCache::open(&folder, &default).unwrap();
     let file = parent.path().join("file");
     fs::write(&file, "").unwrap();
@@ -432,8 +458,12 @@ fn folders_that_are_not_safe_are_refused() {
     } else {
         refused(other, &default);
     }
-    // The file with the sum is not that of a link.
-    fs::remove_file(folder.join("usage")).unwrap();
-    symlink(&file, folder.join("usage")).unwrap();
+    // Neither the file with the sum nor the cache's own folder is that of a link.
+    let usage = own(&folder).join("usage");
+    fs::remove_file(&usage).unwrap();
+    symlink(&file, usage).unwrap();
+    refused(&folder, &default);
+    fs::rename(own(&folder), folder.join("moved")).unwrap();
+    symlink(folder.join("moved"), own(&folder)).unwrap();
     refused(&folder, &default);
 }

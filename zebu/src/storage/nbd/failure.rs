@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::{WithErrno, one_line};
+use crate::error::{one_line, with_errno};
 use crate::nbd::ErrorCode;
 
 /// The error of an NBD server or of the connection: the source of an [`io::Error`].
@@ -20,10 +20,7 @@ pub struct NbdError {
 
 impl From<NbdError> for io::Error {
     fn from(error: NbdError) -> Self {
-        let errno = error.errno;
-        let kind = io::Error::from_raw_os_error(errno).kind();
-        let source = Box::new(error);
-        io::Error::new(kind, WithErrno { errno, source })
+        with_errno(error.errno, error)
     }
 }
 

@@ -221,13 +221,14 @@ impl Blocks {
         Poll::Pending
     }
 
-    /// Ends a read. What only it has waited for is not fetched any more.
-    pub fn end(&mut self, number: u64) {
+    /// Ends a read. What only it has waited for is not fetched any more. Whether other requests may
+    /// begin instead: one that is cancelled starts none.
+    pub fn end(&mut self, number: u64) -> bool {
         let Some(reader) = self.readers.remove(&number) else {
-            return;
+            return false;
         };
         if reader.waiting == 0 {
-            return;
+            return false;
         }
         let mut fetches = Vec::new();
         for nth in reader.blocks {
@@ -243,9 +244,11 @@ impl Blocks {
                 }
             }
         }
+        let in_flight = self.fetches.len();
         for number in fetches {
             self.cancel_unless_needed(number);
         }
+        self.fetches.len() < in_flight
     }
 
     fn cancel_unless_needed(&mut self, number: u64) {
@@ -445,7 +448,7 @@ impl Blocks {
         self.ahead.retain(|nth| *nth >= at && is_wanted(nth));
         match self.demanded.iter().min() {
             Some(first) if *first < at => Next::Back,
-            None if self.ahead.is_empty() => Next::Rest,
+            None if self.ahead.is_empty() => Next::Wait,
             _ => Next::Forward,
         }
     }
@@ -467,7 +470,7 @@ impl Blocks {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Wait until something is wanted.
-    Rest,
+    Wait,
     /// Receive the next block.
     Forward,
     /// Begin again at the first block.
@@ -525,20 +528,40 @@ mod tests {
         (*state >> 11) % below
     }
 
+    /// Starts requests, as the client does after a read has begun and after a request has ended.
+    fn dispatch(blocks: &mut Blocks, fetches: &mut Vec<(u64, Range<u64>)>) {
+        fetches.extend(std::iter::from_fn(|| blocks.next_fetch()));
+    }
+
+    /// Ends a request. One that was cancelled starts no others.
+    fn end_fetch(
+        blocks: &mut Blocks,
+        fetches: &mut Vec<(u64, Range<u64>)>,
+        nth: usize,
+        error: Option<&ObjectError>,
+    ) {
+        let (number, _) = fetches.swap_remove(nth);
+        let is_cancelled = !blocks.fetches.contains_key(&number);
+        blocks.end_fetch(number, error, &mut Vec::new());
+        if !is_cancelled {
+            dispatch(blocks, fetches);
+        }
+    }
+
     #[test]
     fn every_reader_gets_its_blocks() {
         const COUNT: u64 = 2000;
-        let error = Trouble::lasting("it is broken").error("x");
+        let error = Trouble::permanent("it is broken").error("x");
         for seed in 1..200u64 {
             let state = &mut seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let mut blocks = Blocks::new(COUNT * BLOCK - 1000, 4, None);
+            let connections = 1 + seed as usize % 4;
+            let mut blocks = Blocks::new(COUNT * BLOCK - 1000, connections, None);
             let mut reads: Vec<Read> = Vec::new();
             let mut fetches: Vec<(u64, Range<u64>)> = Vec::new();
             let mut place = 0;
-            for step in 0..1500 {
-                let last = step >= 1000;
+            for _ in 0..1000 {
                 match random(state, 8) {
-                    0 | 1 if !last => {
+                    0 | 1 => {
                         if random(state, 3) == 0 {
                             place = random(state, COUNT);
                         }
@@ -550,20 +573,21 @@ mod tests {
                             got: Vec::new(),
                         });
                         place = end % COUNT;
+                        dispatch(&mut blocks, &mut fetches);
                     }
-                    2 if !last && !reads.is_empty() => {
+                    2 | 3 if !reads.is_empty() => {
                         let nth = random(state, reads.len() as u64) as usize;
-                        blocks.end(reads.swap_remove(nth).number);
+                        if blocks.end(reads.swap_remove(nth).number) {
+                            dispatch(&mut blocks, &mut fetches);
+                        }
                     }
-                    3 | 4 => fetches.extend(blocks.next_fetch()),
                     _ if fetches.is_empty() => {}
-                    5 if !last && random(state, 8) == 0 => {
-                        let (number, _) = fetches.swap_remove(0);
-                        blocks.end_fetch(number, Some(&error), &mut Vec::new());
+                    4 if random(state, 8) == 0 => {
+                        end_fetch(&mut blocks, &mut fetches, 0, Some(&error));
                     }
                     _ => {
                         let nth = random(state, fetches.len() as u64) as usize;
-                        let (number, rest) = &mut fetches[nth];
+                        let rest = &mut fetches[nth].1;
                         for _ in 0..1 + random(state, 16) {
                             if let Some(block) = rest.next() {
                                 let data = Bytes::copy_from_slice(&block.to_le_bytes());
@@ -571,8 +595,7 @@ mod tests {
                             }
                         }
                         if rest.is_empty() {
-                            blocks.end_fetch(*number, None, &mut Vec::new());
-                            fetches.swap_remove(nth);
+                            end_fetch(&mut blocks, &mut fetches, nth, None);
                         }
                     }
                 }
@@ -585,15 +608,17 @@ mod tests {
                 });
                 assert!(blocks.order.len() + blocks.in_flight <= KEPT + IN_FLIGHT);
             }
-            while let Some(fetch) = fetches.pop().or_else(|| blocks.next_fetch()) {
-                for block in fetch.1 {
+            while let Some((_, rest)) = fetches.last_mut() {
+                for block in rest {
                     let data = Bytes::copy_from_slice(&block.to_le_bytes());
                     blocks.arrived(block, data, &mut Vec::new());
                 }
-                blocks.end_fetch(fetch.0, None, &mut Vec::new());
+                let last = fetches.len() - 1;
+                end_fetch(&mut blocks, &mut fetches, last, None);
             }
             for read in &mut reads {
-                while !read.poll(&mut blocks) {}
+                let has_ended = (0..COUNT).any(|_| read.poll(&mut blocks));
+                assert!(has_ended, "seed {seed}: a read of {:?} waits", read.blocks);
                 blocks.end(read.number);
             }
             assert_eq!((blocks.in_flight, blocks.readers.len()), (0, 0));

@@ -48,8 +48,8 @@ struct Shared {
     length: u64,
     has_ranges: bool,
     blocks: Mutex<Blocks>,
-    /// Until when the server has asked for silence.
-    silent: Mutex<Option<Instant>>,
+    /// The end of the pause that the server has asked for.
+    paused: Mutex<Option<Instant>>,
     /// Wakes `receive_in_order`.
     wanted: Notify,
 }
@@ -62,7 +62,7 @@ impl Client {
             length: opened.length,
             has_ranges: opened.has_ranges,
             blocks: Mutex::new(blocks),
-            silent: Mutex::default(),
+            paused: Mutex::default(),
             wanted: Notify::new(),
             reading,
         });
@@ -149,7 +149,10 @@ struct Reader<'a> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        self.client.shared.blocks().end(self.number);
+        let has_cancelled = self.client.shared.blocks().end(self.number);
+        if has_cancelled {
+            self.client.dispatch();
+        }
     }
 }
 
@@ -194,7 +197,7 @@ impl Shared {
         let end = (blocks.end * BLOCK).min(self.length);
         let mut filling = Filling::new(self, blocks.start);
         while filling.at < end {
-            self.wait_for_silence().await;
+            self.wait_for_pause().await;
             let before = filling.nth;
             let result = self.attempt(&mut filling, end, body.take()).await;
             if filling.nth > before {
@@ -241,16 +244,16 @@ impl Shared {
         tracing::debug!("{}: {text}, again in {wait:?}", self.reading.name);
         if for_all {
             let until = Instant::now() + wait;
-            let mut silent = crate::lock(&self.silent);
-            *silent = Some(silent.map_or(until, |other| other.max(until)));
+            let mut paused = crate::lock(&self.paused);
+            *paused = Some(paused.map_or(until, |other| other.max(until)));
         }
         sleep(wait).await;
         Ok(())
     }
 
-    async fn wait_for_silence(&self) {
+    async fn wait_for_pause(&self) {
         loop {
-            let until = *crate::lock(&self.silent);
+            let until = *crate::lock(&self.paused);
             match until.filter(|until| *until > Instant::now()) {
                 Some(until) => sleep_until(until).await,
                 None => return,
@@ -285,7 +288,7 @@ pub(super) async fn in_time<T>(
         Ok(result) => result,
         Err(_) => {
             let seconds = limit.as_secs_f64();
-            Err(Trouble::passing(format!("no answer for {seconds} s")))
+            Err(Trouble::transient(format!("no answer for {seconds} s")))
         }
     }
 }
@@ -312,7 +315,9 @@ impl<'a> Filling<'a> {
     /// Adds bytes, none of which may be behind `end`, and passes on the blocks that are complete.
     fn add(&mut self, mut data: Bytes, end: u64) -> Result<(), Trouble> {
         if data.len() as u64 > end - self.at {
-            return Err(Trouble::lasting("the server sends more than was asked for"));
+            return Err(Trouble::permanent(
+                "the server sends more than was asked for",
+            ));
         }
         let mut woken = Vec::new();
         while !data.is_empty() {
@@ -355,11 +360,11 @@ impl InOrder {
         loop {
             let next = shared.blocks().next_in_order(filling.nth);
             match next {
-                Next::Rest => shared.wanted.notified().await,
+                Next::Wait => shared.wanted.notified().await,
                 Next::Back if back == BACK => {
                     let what = "the server has no ranges, and the image is not read in order: \
                                 download it, or pass it through a pipe to 'zebu convert -'";
-                    let error = Trouble::lasting(what).error(&shared.reading.name);
+                    let error = Trouble::permanent(what).error(&shared.reading.name);
                     self.fail_before(filling.nth, &error);
                 }
                 Next::Back => {
@@ -389,7 +394,7 @@ impl InOrder {
     async fn receive_some(&mut self, filling: &mut Filling<'_>) -> Result<(), Trouble> {
         let shared = self.shared.clone();
         if self.body.is_none() {
-            shared.wait_for_silence().await;
+            shared.wait_for_pause().await;
             let mut body = shared.in_time(shared.source.get_all()).await?;
             let mut skip = filling.at;
             while skip > 0 {
@@ -427,5 +432,87 @@ impl InOrder {
 }
 
 fn cut_off() -> Trouble {
-    Trouble::passing("the connection ended in the middle of the data")
+    Trouble::transient("the connection ended in the middle of the data")
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a read that waits for a request which others have given up.
+    use std::future::{pending, poll_fn};
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Poll;
+
+    use super::super::source::{InMemory, Task};
+    use super::super::{Object, runtime};
+    use super::*;
+    use crate::storage::{Properties, Queue, QueueOptions, read_vec};
+
+    /// A source that answers once it may.
+    #[derive(Debug)]
+    struct Gate(Arc<AtomicBool>);
+
+    impl Source for Gate {
+        fn get(&self, range: Range<u64>) -> Task<'_, Box<dyn Body>> {
+            let may = self.0.load(Ordering::SeqCst);
+            Box::pin(async move {
+                if !may {
+                    pending::<()>().await;
+                }
+                let bytes = vec![1; (range.end - range.start) as usize];
+                Ok(Box::new(InMemory(Some(bytes.into()))) as Box<dyn Body>)
+            })
+        }
+
+        fn get_all(&self) -> Task<'_, Box<dyn Body>> {
+            self.get(0..0)
+        }
+    }
+
+    #[test]
+    fn a_request_begins_in_the_place_of_one_that_is_dropped() {
+        let may_answer = Arc::new(AtomicBool::new(false));
+        let opened = Opened {
+            source: Box::new(Gate(may_answer.clone())),
+            length: 8 * BLOCK,
+            has_ranges: true,
+            cache_identity: Err("a test"),
+            first: Box::new(InMemory(Some(vec![1; BLOCK as usize].into()))),
+        };
+        let reading = Reading {
+            name: "test".into(),
+            connections: 1,
+            readahead: Some(0),
+            timeout: Duration::from_secs(600),
+        };
+        let client = Client::new(runtime::handle().unwrap(), opened, reading);
+        let object = Object {
+            client: Arc::new(client),
+            properties: Properties::PLAIN,
+            cache_identity: Err("a test"),
+        };
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        queue.block_on(read_vec(&object, &queue, 0, 10)).unwrap();
+        let mut first = Box::pin(read_vec(&object, &queue, 2 * BLOCK, 10));
+        let mut second = Box::pin(read_vec(&object, &queue, 6 * BLOCK, 10));
+        let begun = queue.block_on(poll_fn(|context| {
+            let both = [first.as_mut().poll(context), second.as_mut().poll(context)];
+            Poll::Ready(both.iter().all(Poll::is_pending))
+        }));
+        assert!(begun);
+        may_answer.store(true, Ordering::SeqCst);
+        drop(first);
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        let ended = loop {
+            let poll = queue.block_on(poll_fn(|context| {
+                Poll::Ready(second.as_mut().poll(context))
+            }));
+            match poll {
+                Poll::Ready(bytes) => break bytes.unwrap(),
+                Poll::Pending => assert!(std::time::Instant::now() < until, "it waits"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(ended, [1; 10]);
+    }
 }

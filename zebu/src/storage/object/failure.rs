@@ -3,21 +3,21 @@
 use std::io;
 use std::time::Duration;
 
-use crate::error::{WithErrno, one_line};
+use crate::error::{one_line, with_errno};
 
 /// How one attempt ended.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
     /// It may succeed later.
-    Passing {
+    Transient {
         what: String,
         /// The server asks for a pause: all requests to it wait.
         pause: Option<Pause>,
     },
     /// It may succeed at once, in another way than before.
-    Again(String),
+    RetryNow(String),
     /// It will not succeed.
-    Lasting { what: String, errno: i32 },
+    Permanent { what: String, errno: i32 },
     /// The object is not the one that was opened: no later read succeeds.
     Changed(String),
 }
@@ -30,15 +30,15 @@ pub(super) struct Pause {
 }
 
 impl Trouble {
-    pub fn passing(what: impl Into<String>) -> Trouble {
-        Trouble::Passing {
+    pub fn transient(what: impl Into<String>) -> Trouble {
+        Trouble::Transient {
             what: what.into(),
             pause: None,
         }
     }
 
-    pub fn lasting(what: impl Into<String>) -> Trouble {
-        Trouble::Lasting {
+    pub fn permanent(what: impl Into<String>) -> Trouble {
+        Trouble::Permanent {
             what: what.into(),
             errno: libc::EIO,
         }
@@ -47,8 +47,8 @@ impl Trouble {
     /// As an error of the object with this name.
     pub fn error(self, name: &str) -> ObjectError {
         let (what, errno) = match self {
-            Trouble::Passing { what, .. } | Trouble::Again(what) => (what, libc::EIO),
-            Trouble::Lasting { what, errno } => (what, errno),
+            Trouble::Transient { what, .. } | Trouble::RetryNow(what) => (what, libc::EIO),
+            Trouble::Permanent { what, errno } => (what, errno),
             Trouble::Changed(what) => (what, libc::ESTALE),
         };
         ObjectError {
@@ -77,9 +77,6 @@ impl ObjectError {
 
 impl From<ObjectError> for io::Error {
     fn from(error: ObjectError) -> Self {
-        let errno = error.errno;
-        let kind = io::Error::from_raw_os_error(errno).kind();
-        let source = Box::new(error);
-        io::Error::new(kind, WithErrno { errno, source })
+        with_errno(error.errno, error)
     }
 }

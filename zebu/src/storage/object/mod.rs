@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Iov, OpKind, Properties, Queue, Started, Storage, Version};
+use super::{CacheIdentity, Iov, OpKind, Properties, Queue, Started, Storage};
 use crate::{Error, Result};
 use client::{Client, Reading, in_time};
 pub(crate) use http::{Access, HttpOptions, Login};
@@ -44,7 +44,7 @@ pub use store::StoreKind;
 #[cfg(feature = "object-store")]
 pub(crate) use store::StoreOptions;
 #[cfg(feature = "object-store")]
-pub use upload::Upload;
+pub use upload::{ObjectState, Upload};
 
 /// What holds for objects of all kinds.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ pub(crate) struct ObjectOptions {
     pub name: PathBuf,
     /// Bytes that are read ahead at most; None: 32 MiB.
     pub readahead: Option<u64>,
-    /// How long connecting may take, and how long a server may be silent; None: 30 s.
+    /// How long connecting may take, and how long a server may send nothing; None: 30 s.
     pub timeout: Option<Duration>,
     /// Requests in flight at most; None: 20.
     pub connections: Option<usize>,
@@ -83,7 +83,7 @@ pub(crate) enum Place {
 pub struct Object {
     client: Arc<Client>,
     properties: Properties,
-    version: Version,
+    cache_identity: CacheIdentity,
 }
 
 impl Object {
@@ -96,7 +96,7 @@ impl Object {
         let (sender, receiver) = futures_channel::oneshot::channel();
         let own = runtime.clone();
         let task = runtime.spawn(async move {
-            // If the future was dropped, nobody receives it.
+            // An error: the future was dropped.
             let _ = sender.send(open(own, place, options).await);
         });
         let _cancel = Cancel(task.abort_handle());
@@ -118,8 +118,8 @@ impl Object {
 
     /// Which bytes it has.
     #[cfg_attr(not(feature = "cache"), allow(dead_code))]
-    pub(crate) fn version(&self) -> &Version {
-        &self.version
+    pub(crate) fn cache_identity(&self) -> &CacheIdentity {
+        &self.cache_identity
     }
 }
 
@@ -158,7 +158,7 @@ async fn open(
             },
         }
     };
-    let version = opened.version.clone();
+    let cache_identity = opened.cache_identity.clone();
     let reading = Reading {
         name: options.name.display().to_string(),
         connections: options.connections.unwrap_or(CONNECTIONS),
@@ -173,7 +173,7 @@ async fn open(
             is_remote: true,
             ..Properties::PLAIN
         },
-        version,
+        cache_identity,
     })
 }
 

@@ -18,8 +18,8 @@ const LONGEST_ASKED: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     failed: u32,
-    /// Ways that were tried without a wait.
-    ways: u32,
+    /// Attempts that were made without a wait.
+    at_once: u32,
 }
 
 impl Attempts {
@@ -32,11 +32,11 @@ impl Attempts {
     /// long; or the error, if there is to be none.
     pub fn failed(&mut self, trouble: Trouble) -> Result<(Duration, bool), Trouble> {
         let pause = match trouble {
-            Trouble::Again(_) if self.ways < 4 => {
-                self.ways += 1;
+            Trouble::RetryNow(_) if self.at_once < 4 => {
+                self.at_once += 1;
                 return Ok((Duration::ZERO, false));
             }
-            Trouble::Passing { pause, .. } => pause,
+            Trouble::Transient { pause, .. } => pause,
             _ => return Err(trouble),
         };
         self.failed += 1;
@@ -65,8 +65,8 @@ mod tests {
     //! Guards against a storm of requests, and against endless attempts.
     use super::*;
 
-    fn passing(pause: Option<Pause>) -> Trouble {
-        Trouble::Passing {
+    fn transient(pause: Option<Pause>) -> Trouble {
+        Trouble::Transient {
             what: "busy".into(),
             pause,
         }
@@ -76,7 +76,7 @@ mod tests {
     fn waits_grow_and_end() {
         let mut attempts = Attempts::default();
         let mut waits = Vec::new();
-        while let Ok((wait, all)) = attempts.failed(passing(None)) {
+        while let Ok((wait, all)) = attempts.failed(transient(None)) {
             assert!(!all);
             waits.push(wait);
         }
@@ -85,14 +85,14 @@ mod tests {
         let total: Duration = waits.iter().sum();
         assert!(total > Duration::from_secs(10) && total < Duration::from_secs(30));
         attempts.progress();
-        assert!(attempts.failed(passing(None)).unwrap().0 < FIRST * 2);
+        assert!(attempts.failed(transient(None)).unwrap().0 < FIRST * 2);
     }
 
     #[test]
     fn a_server_may_ask_for_more_time_and_all_wait() {
         let asked = |seconds| {
             let length = Some(Duration::from_secs(seconds));
-            Attempts::default().failed(passing(Some(Pause { length })))
+            Attempts::default().failed(transient(Some(Pause { length })))
         };
         let (wait, all) = asked(7).unwrap();
         assert!(all && wait >= Duration::from_secs(7) && wait < Duration::from_secs(9));
@@ -101,11 +101,11 @@ mod tests {
 
     #[test]
     fn what_lasts_is_not_tried_again() {
-        for trouble in [Trouble::lasting("no"), Trouble::Changed("other".into())] {
+        for trouble in [Trouble::permanent("no"), Trouble::Changed("other".into())] {
             assert!(Attempts::default().failed(trouble).is_err());
         }
         let mut attempts = Attempts::default();
-        let again = || Trouble::Again("moved".into());
+        let again = || Trouble::RetryNow("moved".into());
         assert_eq!(
             (0..9)
                 .take_while(|_| attempts.failed(again()).is_ok())

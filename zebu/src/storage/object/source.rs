@@ -7,7 +7,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 
 use super::failure::Trouble;
-use crate::storage::Version;
+use crate::storage::CacheIdentity;
 
 /// A future of the runtime's thread.
 pub(super) type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send + 'a>>;
@@ -35,15 +35,15 @@ pub(super) struct Opened {
     pub length: u64,
     /// Whether ranges can be read.
     pub has_ranges: bool,
-    pub version: Version,
+    pub cache_identity: CacheIdentity,
     /// The bytes from the first on: all, or some.
     pub first: Box<dyn Body>,
 }
 
 /// A body of bytes that are here.
-pub(super) struct Here(pub Option<Bytes>);
+pub(super) struct InMemory(pub Option<Bytes>);
 
-impl Body for Here {
+impl Body for InMemory {
     fn chunk(&mut self) -> Task<'_, Option<Bytes>> {
         let bytes = self.0.take();
         Box::pin(async move { Ok(bytes) })

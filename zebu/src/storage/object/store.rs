@@ -24,8 +24,8 @@ use object_store::{
 
 use super::blocks::BLOCK;
 use super::failure::{Pause, Trouble};
-use super::source::{Body, Here, Opened, Source, Task};
-use crate::storage::Version;
+use super::source::{Body, InMemory, Opened, Source, Task};
+use crate::storage::{CacheIdentity, Words};
 
 /// Which protocol an object store speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl<T: ObjectStore + MultipartStore> Store for T {}
 /// Opens an object: asks for its first block.
 pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Opened, Trouble> {
     let (store, place) = connect(options, timeout)?;
-    let path = Path::parse(&options.key).map_err(|e| Trouble::lasting(e.to_string()))?;
+    let path = path(&options.key)?;
     let mut source = StoredObject {
         store,
         path,
@@ -86,26 +86,37 @@ pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Op
                 Ok(found) if found.meta.size == 0 => found.meta,
                 _ => return Err(trouble),
             };
-            (meta, Box::new(Here(None)))
+            (meta, Box::new(InMemory(None)))
         }
     };
     let length = meta.size;
-    let version = version(options, place, &meta);
+    let cache_identity = cache_identity(options, place, &meta);
     source.meta = Some(meta);
     Ok(Opened {
         source: Box::new(source),
         length,
         has_ranges: true,
-        version,
+        cache_identity,
         first,
     })
 }
 
+/// The path of this key, which the library would change otherwise: it drops slashes at both ends.
+pub(super) fn path(key: &str) -> Result<Path, Trouble> {
+    match Path::parse(key) {
+        Ok(path) if path.as_ref() == key => Ok(path),
+        _ => Err(Trouble::permanent(
+            "a key must not begin or end with a slash, nor have an empty part, '.' or '..' between \
+             slashes, nor control characters",
+        )),
+    }
+}
+
 /// Which bytes an object of the store `place` has.
-fn version(options: &StoreOptions, place: String, meta: &ObjectMeta) -> Version {
+fn cache_identity(options: &StoreOptions, place: String, meta: &ObjectMeta) -> CacheIdentity {
     let etag = meta.e_tag.as_ref().filter(|etag| !etag.starts_with("W/"));
     let etag = etag.ok_or("the store tells no strong ETag")?;
-    Ok(vec![
+    Ok(Words(vec![
         options.kind.name().into(),
         place,
         options.bucket.clone(),
@@ -113,7 +124,7 @@ fn version(options: &StoreOptions, place: String, meta: &ObjectMeta) -> Version 
         etag.clone(),
         meta.last_modified.to_rfc3339(),
         meta.size.to_string(),
-    ])
+    ]))
 }
 
 /// The store that an object is in, and what tells it from others of its kind. Asks it nothing.
@@ -129,7 +140,7 @@ pub(super) fn connect(
         max_retries: 0,
         ..RetryConfig::default()
     };
-    let wrong = |e: object_store::Error| Trouble::lasting(text(&e));
+    let wrong = |e: object_store::Error| Trouble::permanent(text(&e));
     let bucket = &options.bucket;
     Ok(match options.kind {
         StoreKind::S3 => {
@@ -208,7 +219,7 @@ impl Source for StoredObject {
             let found = self.ask(Some(range.clone())).await?;
             match found.range.start == range.start && found.range.end <= range.end {
                 true => Ok(Box::new(Chunks::of(found)) as Box<dyn Body>),
-                false => Err(Trouble::lasting(
+                false => Err(Trouble::permanent(
                     "the store sends another range than asked for",
                 )),
             }
@@ -251,24 +262,24 @@ fn changed() -> Trouble {
 pub(super) fn trouble(error: object_store::Error) -> Trouble {
     use object_store::Error;
     let what = text(&error);
-    let lasting = |errno| Trouble::Lasting {
+    let permanent = |errno| Trouble::Permanent {
         what: what.clone(),
         errno,
     };
     match error {
         Error::Precondition { .. } | Error::NotModified { .. } => changed(),
-        Error::NotFound { .. } => lasting(libc::ENOENT),
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => lasting(libc::EACCES),
+        Error::NotFound { .. } => permanent(libc::ENOENT),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => permanent(libc::EACCES),
         Error::Generic { .. } => match status(&what) {
-            Some(429 | 503) => Trouble::Passing {
+            Some(429 | 503) => Trouble::Transient {
                 what,
                 pause: Some(Pause { length: None }),
             },
-            Some(408 | 500..) | None => Trouble::passing(what),
-            Some(404 | 410) => lasting(libc::ENOENT),
-            Some(_) => lasting(libc::EIO),
+            Some(408 | 500..) | None => Trouble::transient(what),
+            Some(404 | 410) => permanent(libc::ENOENT),
+            Some(_) => permanent(libc::EIO),
         },
-        _ => lasting(libc::EIO),
+        _ => permanent(libc::EIO),
     }
 }
 
@@ -290,4 +301,28 @@ fn text(error: &object_store::Error) -> String {
         inner = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against another object than the one that was named.
+    use super::*;
+
+    #[test]
+    fn keys_are_taken_literally_or_refused() {
+        let mut keys = vec![String::new()];
+        for _ in 0..5 {
+            let longer = keys
+                .iter()
+                .flat_map(|key| ["/", ".", "a", "%2F"].map(|c| format!("{key}{c}")));
+            keys = longer.chain(keys.iter().cloned()).collect();
+        }
+        for key in keys.iter().filter(|key| !key.is_empty()) {
+            let is_plain = key.split('/').all(|part| !["", ".", ".."].contains(&part));
+            match path(key) {
+                Ok(path) => assert!(is_plain && path.as_ref() == key, "{key}"),
+                Err(_) => assert!(!is_plain, "{key}"),
+            }
+        }
+    }
 }

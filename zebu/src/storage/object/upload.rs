@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ const IN_FLIGHT: u64 = 4;
 const MEMORY: u64 = 64 << 20;
 /// A part whose transfer is slower than this, in bytes a second, is sent again.
 const SLOWEST: u64 = 64 << 10;
-/// How long a store may take to put the parts together.
+/// How long a store may take to put the parts together, in all attempts.
 const COMPLETION: Duration = Duration::from_secs(600);
 /// How long an upload that is given up waits for parts that are being sent: a store may keep a
 /// part that arrives later.
@@ -56,6 +57,17 @@ type Stop = Arc<dyn Fn() -> bool + Send + Sync>;
 #[derive(Clone)]
 pub struct Upload(Arc<Shared>);
 
+/// What has become of an object whose upload was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectState {
+    /// It is as it was before the upload.
+    Unchanged,
+    /// The upload was completed.
+    Written,
+    /// The store was asked to complete the upload, and its answer was lost.
+    Unknown,
+}
+
 struct Shared {
     store: Arc<dyn Store>,
     path: Path,
@@ -63,8 +75,7 @@ struct Shared {
     /// For errors.
     name: String,
     timeout: Duration,
-    /// Parts that the store allows.
-    most_parts: u64,
+    kind: StoreKind,
     runtime: Handle,
     stop: Stop,
     state: Mutex<State>,
@@ -72,7 +83,6 @@ struct Shared {
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     /// Bytes of the object, if that is known.
     expected: Option<u64>,
@@ -85,7 +95,7 @@ struct State {
     failure: Option<ObjectError>,
     /// Nothing more is taken.
     is_over: bool,
-    is_complete: bool,
+    object: ObjectState,
 }
 
 impl Upload {
@@ -106,10 +116,11 @@ impl Upload {
             let _inside = runtime.enter();
             store::connect(options, timeout).map_err(refused)?.0
         };
-        let path = Path::parse(&options.key).map_err(|e| Error::Refused(e.to_string()))?;
+        let path = store::path(&options.key).map_err(refused)?;
         let (own, to, until) = (store.clone(), path.clone(), stop.clone());
         let id = wait(&runtime, async move {
-            tried(timeout, &until, || own.create_multipart(&to)).await
+            let created = tried(timeout, &until, || own.create_multipart(&to));
+            unless_stopped(&until, created).await
         })?;
         Ok(Upload(Arc::new(Shared {
             store,
@@ -117,13 +128,19 @@ impl Upload {
             id: id.map_err(refused)?,
             name: object.name.display().to_string(),
             timeout,
-            most_parts: match options.kind {
-                StoreKind::Azure => 50_000,
-                StoreKind::S3 | StoreKind::Google => 10_000,
-            },
+            kind: options.kind,
             runtime,
             stop,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                expected: None,
+                filling: Vec::new(),
+                parts: Vec::new(),
+                in_flight: 0,
+                tasks: Vec::new(),
+                failure: None,
+                is_over: false,
+                object: ObjectState::Unchanged,
+            }),
             changed: Condvar::new(),
         })))
     }
@@ -171,40 +188,46 @@ impl Upload {
         state = self.0.wait_for_parts(state, 0)?;
         state.is_over = true;
         let parts: Vec<PartId> = state.parts.iter().flatten().cloned().collect();
+        state.object = ObjectState::Unknown;
         drop(state);
-        let mut attempts = 0;
-        let completed =
-            wait(&self.0.runtime, async move {
-                let complete = || {
-                    attempts += 1;
-                    let parts = parts.clone();
-                    shared
-                        .store
-                        .complete_multipart(&shared.path, &shared.id, parts)
-                };
-                let result = tried(COMPLETION, &shared.stop, complete).await;
-                result.map_err(|trouble| match trouble {
-                Trouble::Lasting { errno: libc::ENOENT, .. } if attempts > 1 => Trouble::lasting(
-                    "the connection ended while the upload was completed, and the store does not \
-                     know it any more: look whether the object is there",
-                ),
-                trouble => trouble,
-            })
-            })?;
-        completed.map_err(|trouble| trouble.error(&self.0.name))?;
-        self.0.state().is_complete = true;
-        Ok(())
+        let (completed, attempts) = wait(&self.0.runtime, async move {
+            let mut attempts = 0;
+            let complete = || {
+                attempts += 1;
+                let parts = parts.clone();
+                shared
+                    .store
+                    .complete_multipart(&shared.path, &shared.id, parts)
+            };
+            let completed = tried(COMPLETION, &shared.stop, complete);
+            let completed = unless_stopped(&shared.stop, completed);
+            (in_time(COMPLETION, completed).await, attempts)
+        })?;
+        let mut state = self.0.state();
+        match &completed {
+            Ok(_) => state.object = ObjectState::Written,
+            // The first answer, and it says no.
+            Err(Trouble::Permanent { errno, .. }) if attempts == 1 && *errno != libc::ECANCELED => {
+                state.object = ObjectState::Unchanged;
+            }
+            Err(_) => {}
+        }
+        drop(state);
+        let completed = completed.map_err(|trouble| trouble.error(&self.0.name));
+        completed.map(drop).map_err(Into::into)
     }
 
     /// Ends the upload and removes its parts from the store, unless it was completed. (Azure has no
-    /// such request: it removes them after a week.) Blocks for some seconds at most.
+    /// such request: it removes them after a week.) Blocks for some seconds at most. Returns what
+    /// has become of the object.
     ///
     /// # Errors
-    /// If the parts could not be removed.
-    pub fn abort(&self) -> io::Result<()> {
+    /// If the parts could not be removed, and the object is as it was.
+    pub fn abort(&self) -> io::Result<ObjectState> {
         let mut state = self.0.state();
-        if state.is_complete {
-            return Ok(());
+        let object = state.object;
+        if object == ObjectState::Written {
+            return Ok(object);
         }
         state.is_over = true;
         let until = Instant::now() + GRACE;
@@ -220,12 +243,16 @@ impl Upload {
             in_time(GIVING_UP, tried(GIVING_UP, &never, abort)).await
         })?;
         match aborted {
+            // The upload was there, so it was not completed.
+            Ok(()) if self.0.kind != StoreKind::Azure => Ok(ObjectState::Unchanged),
+            _ if object == ObjectState::Unknown => Ok(object),
             // The store has none.
-            Err(Trouble::Lasting {
+            Ok(())
+            | Err(Trouble::Permanent {
                 errno: libc::ENOENT,
                 ..
-            }) => Ok(()),
-            aborted => aborted.map_err(|trouble| trouble.error(&self.0.name).into()),
+            }) => Ok(object),
+            Err(trouble) => Err(trouble.error(&self.0.name).into()),
         }
     }
 }
@@ -238,12 +265,16 @@ impl Shared {
     /// Bytes of the next part.
     fn part_length(&self, state: &State) -> io::Result<u64> {
         let before = state.parts.len();
-        if before as u64 >= self.most_parts {
+        let most = match self.kind {
+            StoreKind::Azure => 50_000,
+            StoreKind::S3 | StoreKind::Google => 10_000,
+        };
+        if before as u64 >= most {
             let what = "the object has more parts than a store allows, since its length was not \
                         known before";
-            return Err(Trouble::lasting(what).error(&self.name).into());
+            return Err(Trouble::permanent(what).error(&self.name).into());
         }
-        Ok(part_length(state.expected, before, self.most_parts))
+        Ok(part_length(state.expected, before, most))
     }
 
     /// Waits until no more than `most` parts are being sent.
@@ -341,17 +372,34 @@ where
         let attempt = async { attempt.await.map_err(store::trouble) };
         match in_time(limit, attempt).await {
             Ok(value) => return Ok(value),
-            Err(_) if stop() => {
-                return Err(Trouble::Lasting {
-                    what: "the upload was stopped".into(),
-                    errno: libc::ECANCELED,
-                });
-            }
+            Err(_) if stop() => return Err(stopped()),
             Err(trouble) => {
                 let (pause, _) = attempts.failed(trouble)?;
                 tokio::time::sleep(pause).await;
             }
         }
+    }
+}
+
+/// The end of `work`, unless all is to stop before.
+async fn unless_stopped<T>(
+    stop: &Stop,
+    work: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
+    let mut work = pin!(work);
+    loop {
+        match tokio::time::timeout(LOOK, work.as_mut()).await {
+            Ok(result) => return result,
+            Err(_) if stop() => return Err(stopped()),
+            Err(_) => {}
+        }
+    }
+}
+
+fn stopped() -> Trouble {
+    Trouble::Permanent {
+        what: "the upload was stopped".into(),
+        errno: libc::ECANCELED,
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{RwLock, RwLockReadGuard};
 
 use super::library::{Ceph, Handle, ceph};
 use super::{RbdOptions, refused};
-use crate::storage::{StorageExtent, Version};
+use crate::storage::{CacheIdentity, StorageExtent, Words};
 use crate::{Error, Result};
 
 /// `RBD_FEATURE_STRIPINGV2`: bytes that follow each other are in several objects.
@@ -28,7 +28,7 @@ pub(super) struct Image {
     name: CString,
     /// Bytes of an object.
     object_size: u64,
-    version: Version,
+    cache_identity: CacheIdentity,
 }
 
 /// The handle of an image that is open.
@@ -178,8 +178,8 @@ impl Image {
         // SAFETY: as above; the structure has room there.
         check(unsafe { (rbd.rbd_stat)(image, info.as_mut_ptr().cast(), size) })
             .map_err(|e| refused("error getting image info", e))?;
-        let version = match &snapshot {
-            Some(snapshot) => version(&pool, &open, options, snapshot),
+        let cache_identity = match &snapshot {
+            Some(snapshot) => cache_identity(&pool, &open, options, snapshot),
             None => Err("only snapshots stay as they are"),
         };
         Ok(Image {
@@ -187,14 +187,14 @@ impl Image {
             name,
             open: RwLock::new(Some(open)),
             object_size: info[1].max(1),
-            version,
+            cache_identity,
         })
     }
 
     /// Which bytes it has.
     #[cfg_attr(not(feature = "cache"), allow(dead_code))]
-    pub fn version(&self) -> &Version {
-        &self.version
+    pub fn cache_identity(&self) -> &CacheIdentity {
+        &self.cache_identity
     }
 
     /// The open image, for calls.
@@ -294,7 +294,12 @@ impl Image {
 }
 
 /// Which bytes a snapshot has. The numbers of pools, images and snapshots are given once.
-fn version(pool: &Pool, open: &Open, options: &RbdOptions, snapshot: &CString) -> Version {
+fn cache_identity(
+    pool: &Pool,
+    open: &Open,
+    options: &RbdOptions,
+    snapshot: &CString,
+) -> CacheIdentity {
     let (rados, rbd) = (&pool.ceph.rados, &pool.ceph.rbd);
     let unknown = |_| "the cluster does not tell its number and that of the snapshot";
     let (mut cluster, mut image, mut number) = ([0u8; 64], [0u8; 256], 0);
@@ -324,14 +329,14 @@ fn version(pool: &Pool, open: &Open, options: &RbdOptions, snapshot: &CString) -
         let end = bytes.iter().position(|byte| *byte == 0);
         String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
     };
-    Ok(vec![
+    Ok(Words(vec![
         "rbd".into(),
         text(&cluster),
         pool_number.to_string(),
         options.namespace.clone(),
         text(&image),
         number.to_string(),
-    ])
+    ]))
 }
 
 /// The first extent of a difference from an offset on.

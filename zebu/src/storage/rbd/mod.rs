@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use super::dropped::{DroppedChanges, range_of};
 use super::{CacheMode, Iov, OpKind, Properties, Queue, Secret, Started, Storage, connect};
-use crate::error::{WithErrno, one_line};
+use crate::error::{one_line, with_errno};
 use crate::{Error, Result};
 use image::Image;
 use worker::Worker;
@@ -101,8 +101,8 @@ impl Rbd {
 
     /// Which bytes it has.
     #[cfg(feature = "cache")]
-    pub(crate) fn version(&self) -> &super::Version {
-        self.shared.image.version()
+    pub(crate) fn cache_identity(&self) -> &super::CacheIdentity {
+        self.shared.image.cache_identity()
     }
 
     /// As [`Rbd::open`] without blocking: another thread connects.
@@ -128,13 +128,11 @@ impl Shared {
     fn error(&self, doing: &str, errno: i32) -> io::Error {
         let text = io::Error::from_raw_os_error(errno);
         let text = format!("Ceph failed to {doing}: {}", crate::strerror(&text));
-        let kind = io::Error::from_raw_os_error(errno).kind();
         let source = RbdError {
             name: self.name.clone(),
             what: one_line(&text),
         };
-        let source = Box::new(source);
-        io::Error::new(kind, WithErrno { errno, source })
+        with_errno(errno, source)
     }
 }
 

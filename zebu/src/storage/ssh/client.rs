@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use super::connection::{Connection, File, Limits};
 use super::failure::SshError;
@@ -121,13 +122,20 @@ struct Slot {
     request: Request,
     /// None: it is made when it is sent, or it is sent.
     packet: Option<Packet>,
-    is_sent: bool,
+    /// When it was sent.
+    sent: Option<Instant>,
     /// Its future was dropped.
     is_abandoned: bool,
     /// Of a change whose future was dropped. It is dropped without the lock, since it wakes tasks.
     change: Option<DroppedChange>,
     outcome: Option<Outcome>,
     waker: Option<Waker>,
+}
+
+impl Slot {
+    fn is_in_flight(&self) -> bool {
+        self.sent.is_some() && self.outcome.is_none()
+    }
 }
 
 impl std::fmt::Debug for Answer {
@@ -221,7 +229,7 @@ impl Shared {
         let slot = Slot {
             request,
             packet,
-            is_sent: false,
+            sent: None,
             is_abandoned: false,
             change: None,
             outcome,
@@ -242,7 +250,10 @@ impl Shared {
     pub fn receive(&self, id: u32, reply: Reply) -> Result<(), &'static str> {
         let (waker, _abandoned) = {
             let mut state = self.state();
-            let slot = state.requests.get_mut(&id).filter(|slot| slot.is_sent);
+            let slot = state
+                .requests
+                .get_mut(&id)
+                .filter(|slot| slot.sent.is_some());
             let slot = slot.filter(|slot| slot.outcome.is_none());
             let slot = slot.ok_or("it answers a request that there is not")?;
             let request = slot.request;
@@ -323,6 +334,13 @@ impl Shared {
         false
     }
 
+    /// When the oldest request was sent that has no reply.
+    pub fn oldest(&self) -> Option<Instant> {
+        let state = self.state();
+        let slots = state.requests.values().filter(|slot| slot.is_in_flight());
+        slots.filter_map(|slot| slot.sent).min()
+    }
+
     /// Whether another connection is still needed.
     pub fn is_lost(&self) -> bool {
         matches!(self.state().phase, Phase::Lost)
@@ -383,7 +401,7 @@ impl State {
                 (None, Request::Stat) => Packet::stat(handle),
                 (None, _) => unreachable!("only what reads is sent again"),
             };
-            slot.is_sent = true;
+            slot.sent = Some(Instant::now());
             self.in_flight += 1;
             self.bytes += bytes;
             // If the thread has ended, the other one notices that the connection is lost.
@@ -397,9 +415,9 @@ impl State {
         self.requests.retain(|_, slot| !slot.is_abandoned);
         let requests = self.requests.iter_mut();
         let mut again: Vec<u32> = requests
-            .filter(|(_, slot)| slot.is_sent && slot.outcome.is_none())
+            .filter(|(_, slot)| slot.is_in_flight())
             .map(|(id, slot)| {
-                slot.is_sent = false;
+                slot.sent = None;
                 *id
             })
             .collect();
@@ -446,7 +464,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         match state.requests.get_mut(&self.id) {
-            Some(slot) if slot.is_sent && slot.outcome.is_none() => {
+            Some(slot) if slot.is_in_flight() => {
                 slot.is_abandoned = true;
                 slot.waker = None;
                 let change = slot.request.change();

@@ -3,6 +3,10 @@
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ChildStdout;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::failure::SshError;
 use super::options::SshOptions;
@@ -66,6 +70,7 @@ impl Connection {
         let broken = |e: &dyn std::fmt::Display| SshError::broken(&server, &e.to_string());
         let mut session = Session {
             server: &server,
+            timeout: options.timeout,
             input: BufReader::with_capacity(64 << 10, input),
             output,
         };
@@ -92,6 +97,43 @@ impl Connection {
     }
 }
 
+/// Waits until the server sends something. `oldest`: since when a request waits for its reply.
+///
+/// # Errors
+/// `TimedOut` if nothing comes for the time of `timeout` while one waits.
+pub(super) fn wait(
+    input: &BufReader<ChildStdout>,
+    timeout: Option<Duration>,
+    oldest: impl Fn() -> Option<Instant>,
+) -> io::Result<()> {
+    let Some(limit) = timeout else {
+        return Ok(());
+    };
+    let begun = Instant::now();
+    let mut left = limit;
+    while input.buffer().is_empty() {
+        let time = Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(
+            &mut [PollFd::new(input.get_ref(), PollFlags::IN)],
+            Some(&time),
+        ) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => break,
+            Err(e) => return Err(e.into()),
+        }
+        let waited = oldest().map_or(Duration::ZERO, |sent| sent.max(begun).elapsed());
+        left = limit.saturating_sub(waited);
+        if left.is_zero() {
+            let what = format!("no answer for {} s", limit.as_secs_f64());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+    }
+    Ok(())
+}
+
 /// Why there is no open file.
 enum Trouble {
     Lost(io::Error),
@@ -111,6 +153,7 @@ impl From<io::Error> for Trouble {
 /// A connection without requests in flight.
 struct Session<'a> {
     server: &'a str,
+    timeout: Option<Duration>,
     input: BufReader<ChildStdout>,
     output: UnixStream,
 }
@@ -118,6 +161,7 @@ struct Session<'a> {
 impl Session<'_> {
     fn begin(&mut self, options: &SshOptions) -> Result<(Extensions, Limits, File), Trouble> {
         self.output.write_all(&Packet::init())?;
+        self.wait()?;
         let (version, extensions) = packet::receive_version(&mut self.input)?;
         if version < packet::VERSION {
             let what = format!("the server speaks version {version} of SFTP");
@@ -140,7 +184,13 @@ impl Session<'_> {
 
     fn call(&mut self, request: Packet) -> Result<Reply, Trouble> {
         self.output.write_all(&request.finish(0))?;
+        self.wait()?;
         Ok(packet::receive_reply(&mut self.input)?.1)
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let begun = Instant::now();
+        wait(&self.input, self.timeout, || Some(begun))
     }
 
     fn limits(&mut self) -> Result<Limits, Trouble> {

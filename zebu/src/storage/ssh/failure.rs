@@ -3,7 +3,7 @@
 use std::io;
 
 use super::packet::Status;
-use crate::error::{WithErrno, one_line};
+use crate::error::{one_line, with_errno};
 
 /// The error of an SSH server or of the connection: the source of an [`io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,9 +54,6 @@ impl SshError {
 
 impl From<SshError> for io::Error {
     fn from(error: SshError) -> Self {
-        let errno = error.errno;
-        let kind = io::Error::from_raw_os_error(errno).kind();
-        let source = Box::new(error);
-        io::Error::new(kind, WithErrno { errno, source })
+        with_errno(error.errno, error)
     }
 }

@@ -92,8 +92,8 @@ impl Ssh {
 
     /// Which bytes it has.
     #[cfg(feature = "cache")]
-    pub(crate) fn version(&self) -> super::Version {
-        self.client.version()
+    pub(crate) fn cache_identity(&self) -> super::CacheIdentity {
+        self.client.cache_identity()
     }
 
     /// Whether it was not there before it was opened.

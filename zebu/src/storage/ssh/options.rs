@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::super::CacheMode;
 
@@ -103,4 +104,6 @@ pub(crate) struct SshOptions {
     /// Create it if it does not exist.
     pub create: bool,
     pub cache: CacheMode,
+    /// How long the server may send nothing while requests wait; None: for ever.
+    pub timeout: Option<Duration>,
 }

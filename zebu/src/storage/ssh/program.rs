@@ -156,7 +156,7 @@ fn said(errors: &mut File) -> String {
     }
     let text = String::from_utf8_lossy(&bytes);
     let lines = text.lines().map(str::trim);
-    // A frame of signs around a warning says nothing.
+    // Not the lines of signs that frame a warning.
     let lines = lines.filter(|line| line.contains(|c: char| c.is_alphanumeric()));
     let mut length = 0;
     let mut last: Vec<_> = lines

@@ -89,6 +89,8 @@ struct Faults {
     failing: Option<u64>,
     /// It waits until it has several requests.
     is_slow: bool,
+    /// Where it would break off it does nothing more.
+    hangs: bool,
 }
 
 /// The requests that a server has; None: there are no more.
@@ -175,6 +177,11 @@ impl Server {
             let reply = self.reply(&packet);
             count += 1;
             if self.faults.cut.is_some_and(|cut| count > cut) {
+                if self.faults.hangs {
+                    let state = pending.0.lock().unwrap();
+                    // Until the client gives up.
+                    drop(condition.wait_while(state, |state| !state.1).unwrap());
+                }
                 break;
             }
             let length = (reply.len() as u32).to_be_bytes();
@@ -282,6 +289,7 @@ fn open(disk: &Arc<Mutex<Disk>>, faults: Faults) -> (Arc<Ssh>, JoinHandle<()>) {
         write: true,
         create: false,
         cache: CacheMode::WriteBack,
+        timeout: faults.hangs.then_some(Duration::from_millis(200)),
     };
     let input = ChildStdout::from(OwnedFd::from(input));
     let program = Program::silent(Command::new("true"));
@@ -295,6 +303,7 @@ const NO_FAULTS: Faults = Faults {
     cut: None,
     failing: None,
     is_slow: false,
+    hangs: false,
 };
 
 async fn poll_once(mut future: Pin<&mut impl Future>) {
@@ -513,6 +522,7 @@ fn run(seed: u64) -> u64 {
             cut,
             failing: (cut.is_none() && rng.one_in(2)).then(|| 10 + rng.below(200)),
             is_slow: rng.one_in(2),
+            hangs: rng.one_in(4),
         };
         let note = format!("seed {seed}, epoch {epoch}, {faults:?}");
         let (storage, serving) = open(&disk, faults);

@@ -10,7 +10,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use super::client::{Client, Shared};
-use super::connection::{Connection, File};
+use super::connection::{self, Connection, File};
 use super::failure::SshError;
 use super::options::SshOptions;
 use super::packet;
@@ -109,6 +109,10 @@ impl Reading {
     /// Receives replies until there are no more.
     fn receive(&mut self) -> io::Error {
         loop {
+            let (shared, limit) = (&self.shared, self.shared.options.timeout);
+            if let Err(e) = connection::wait(&self.input, limit, || shared.oldest()) {
+                return e;
+            }
             let received = packet::receive_reply(&mut self.input).and_then(|(id, reply)| {
                 let violation = |what| io::Error::new(io::ErrorKind::InvalidData, what);
                 self.shared.receive(id, reply).map_err(violation)

@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use super::client::{Answer, Client, Request};
 use super::packet::Packet;
-use crate::storage::Version;
+use crate::storage::{CacheIdentity, Words};
 
 /// How long ago the last change must be: servers tell whole seconds, and have clocks of their own.
 const OLD: Duration = Duration::from_secs(600);
 
 impl Client {
     /// Which bytes the file has.
-    pub fn version(&self) -> Version {
+    pub fn cache_identity(&self) -> CacheIdentity {
         let (options, file) = (&self.shared.options, &self.shared.file);
         let modified = file.attributes.modified;
         let modified = modified.ok_or("the server does not tell when the file was changed")?;
@@ -21,7 +21,7 @@ impl Client {
         if age.is_ok_and(|age| age >= OLD) {
             let server = &options.server;
             let port = server.port.map(|port| port.to_string());
-            return Ok(vec![
+            return Ok(Words(vec![
                 "ssh".into(),
                 server.host.clone(),
                 port.unwrap_or_default(),
@@ -30,7 +30,7 @@ impl Client {
                 options.path.clone(),
                 file.length.to_string(),
                 modified.to_string(),
-            ]);
+            ]));
         }
         Err("the file was changed within the last ten minutes")
     }

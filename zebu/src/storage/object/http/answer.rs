@@ -36,29 +36,48 @@ impl Identity {
         self.etag.as_deref().or(self.modified.as_deref())
     }
 
-    /// What tells that the bytes are the same for ever: the ETag, or else the date of change. The
+    /// What tells that the bytes are the same for ever: the ETag, the date of change or both. The
     /// object could change again within the second of that, so it must be over for long enough by
-    /// the server's own clock (RFC 9110, section 8.8.2.2). None: nothing does.
-    pub fn version(&self, headers: &HeaderMap) -> Option<Vec<String>> {
+    /// the server's own clock (RFC 9110, section 8.8.2.2). That holds for ETags too: common servers
+    /// make them of the date and the length. Or why nothing tells it.
+    pub fn version(&self, headers: &HeaderMap) -> Result<Vec<String>, &'static str> {
         const OLD: i64 = 60;
-        let length = self.length?.to_string();
-        if let Some(etag) = &self.etag {
-            return Some(vec!["etag".into(), etag.clone(), length]);
+        let date = text(headers, DATE).and_then(seconds);
+        let changed = self.modified.as_deref().and_then(seconds);
+        let is_old = date
+            .zip(changed)
+            .map(|(date, changed)| date - changed >= OLD);
+        match (is_old, self.length) {
+            (Some(false), _) => {
+                Err("the server tells that it was changed within the minute before its answer")
+            }
+            (_, Some(length)) if is_old.is_some() || self.etag.is_some() => Ok(vec![
+                self.etag.clone().unwrap_or_default(),
+                self.modified.clone().unwrap_or_default(),
+                length.to_string(),
+            ]),
+            _ => Err("the server tells neither a strong ETag nor when it was changed"),
         }
-        let modified = self.modified.as_ref()?;
-        let age = seconds(text(headers, DATE)?)? - seconds(modified)?;
-        (age >= OLD).then(|| vec!["modified".into(), modified.clone(), length])
     }
 
-    /// Whether an answer is of the same object, as far as both tell.
-    pub fn check(&self, other: &Identity) -> Result<(), Trouble> {
-        let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
+    /// Whether an answer is of the same object. It must have what this one has, but for the length,
+    /// and for the date if the ETag is the same, or if it is a range that was asked for with the
+    /// condition (`has_met_condition`): such an answer need not have it.
+    pub fn check(&self, other: &Identity, has_met_condition: bool) -> Result<(), Trouble> {
+        fn differs(own: &Option<String>, other: &Option<String>, may_lack: bool) -> bool {
+            match (own, other) {
+                (Some(own), Some(other)) => own != other,
+                (Some(_), None) => !may_lack,
+                (None, _) => false,
+            }
+        }
+        let may_lack_date = has_met_condition || self.etag.is_some();
         let what = if self.length.is_some() && other.length.is_some() && self.length != other.length
         {
             "its length is another one"
-        } else if differ(&self.etag, &other.etag) || self.etag.is_some() && other.etag.is_none() {
+        } else if differs(&self.etag, &other.etag, false) {
             "its ETag is another one"
-        } else if differ(&self.modified, &other.modified) {
+        } else if differs(&self.modified, &other.modified, may_lack_date) {
             "it was modified"
         } else {
             return Ok(());
@@ -136,7 +155,7 @@ pub(super) fn body_length(headers: &HeaderMap) -> Option<u64> {
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Trouble> {
     match text(headers, CONTENT_ENCODING) {
         None | Some("identity" | "") => Ok(()),
-        Some(encoding) => Err(Trouble::lasting(format!(
+        Some(encoding) => Err(Trouble::permanent(format!(
             "the server sends it encoded ({encoding}), which was not asked for"
         ))),
     }
@@ -152,7 +171,7 @@ pub(super) fn trouble(response: &Response) -> Trouble {
         _ => libc::EIO,
     };
     match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Trouble::Passing {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Trouble::Transient {
             what,
             pause: Some(Pause {
                 length: retry_after(response.headers()),
@@ -162,8 +181,8 @@ pub(super) fn trouble(response: &Response) -> Trouble {
         | StatusCode::TOO_EARLY
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::BAD_GATEWAY
-        | StatusCode::GATEWAY_TIMEOUT => Trouble::passing(what),
-        _ => Trouble::Lasting { what, errno },
+        | StatusCode::GATEWAY_TIMEOUT => Trouble::transient(what),
+        _ => Trouble::Permanent { what, errno },
     }
 }
 
@@ -228,17 +247,20 @@ mod tests {
         );
         let soon = "Sun, 06 Nov 1994 08:50:36 GMT";
         let etag = version(&[(ETAG, "\"a\""), (LAST_MODIFIED, then)]);
-        assert_eq!(etag.unwrap(), ["etag", "\"a\"", "5"]);
+        assert_eq!(etag.unwrap(), ["\"a\"", then, "5"]);
+        let etag = version(&[(ETAG, "\"a\""), (DATE, then)]);
+        assert_eq!(etag.unwrap(), ["\"a\"", "", "5"]);
         let modified = version(&[(ETAG, "W/\"a\""), (LAST_MODIFIED, then), (DATE, later)]);
-        assert_eq!(modified.unwrap(), ["modified", then, "5"]);
+        assert_eq!(modified.unwrap(), ["", then, "5"]);
         for lines in [
             &[(ETAG, "W/\"a\"")][..],
             &[(LAST_MODIFIED, then)],
             &[(LAST_MODIFIED, then), (DATE, soon)],
+            &[(ETAG, "\"a\""), (LAST_MODIFIED, then), (DATE, soon)],
             &[(LAST_MODIFIED, later), (DATE, then)],
             &[],
         ] {
-            assert_eq!(version(lines), None, "{lines:?}");
+            assert!(version(lines).is_err(), "{lines:?}");
         }
     }
 
@@ -259,7 +281,17 @@ mod tests {
             (of(Some("\"a\""), Some("now"), Some(5)), false),
             (of(Some("\"a\""), Some("then"), Some(6)), false),
         ] {
-            assert_eq!(opened.check(&other).is_ok(), same, "{other:?}");
+            assert_eq!(opened.check(&other, false).is_ok(), same, "{other:?}");
+        }
+        let by_date = of(None, Some("then"), Some(5));
+        for (other, has_met_condition, same) in [
+            (of(None, Some("then"), None), false, true),
+            (of(None, None, Some(5)), true, true),
+            (of(None, None, Some(5)), false, false),
+            (of(None, Some("now"), None), true, false),
+        ] {
+            let found = by_date.check(&other, has_met_condition);
+            assert_eq!(found.is_ok(), same, "{other:?}");
         }
         assert_eq!(opened.condition(), Some("\"a\""));
         assert_eq!(of(None, Some("then"), None).condition(), Some("then"));

@@ -16,7 +16,8 @@ use reqwest::{Certificate, NoProxy, Proxy, Response, StatusCode, Url, redirect};
 
 use super::blocks::BLOCK;
 use super::failure::Trouble;
-use super::source::{Body, Here, Opened, Source, Task};
+use super::source::{Body, InMemory, Opened, Source, Task};
+use crate::storage::Words;
 use answer::{ContentRange, Identity};
 pub(crate) use options::{Access, HttpOptions, Login};
 
@@ -29,7 +30,7 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
     let asked = server.ask(Some(0..BLOCK), None).await;
     let response = asked.map_err(|trouble| match trouble {
         // The name may be wrong.
-        Failure::NotConnected(what) => Trouble::lasting(what),
+        Failure::NotConnected(what) => Trouble::permanent(what),
         Failure::Other(trouble) => trouble,
     })?;
     let headers = response.headers();
@@ -50,14 +51,14 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
             }),
         ) => (0, true),
         (StatusCode::PARTIAL_CONTENT, _) => {
-            return Err(Trouble::lasting(
+            return Err(Trouble::permanent(
                 "the server does not say which range it sends, and the length of the object",
             ));
         }
         (StatusCode::OK, _) => match answer::body_length(headers) {
             Some(length) => (length, false),
             None => {
-                return Err(Trouble::lasting(
+                return Err(Trouble::permanent(
                     "the server does not say the length of the object: download it, or pass it \
                      through a pipe to 'zebu convert -'",
                 ));
@@ -66,22 +67,18 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
         _ => return Err(answer::trouble(&response)),
     };
     let identity = Identity::of(headers, Some(length));
-    let version = match identity.version(headers) {
-        Some(version) => Ok([options.words(), version].concat()),
-        None => {
-            Err("the server tells neither a strong ETag nor a date of change that is a minute old")
-        }
-    };
+    let version = identity.version(headers);
+    let cache_identity = version.map(|version| Words([options.words(), version].concat()));
     server.identity = Some(identity);
     let first: Box<dyn Body> = match length {
-        0 => Box::new(Here(None)),
+        0 => Box::new(InMemory(None)),
         _ => Box::new(Answer(response)),
     };
     Ok(Opened {
         source: Box::new(server),
         length,
         has_ranges,
-        version,
+        cache_identity,
         first,
     })
 }
@@ -117,7 +114,7 @@ impl From<Trouble> for Failure {
 impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::NotConnected(what) => Trouble::passing(what),
+            Failure::NotConnected(what) => Trouble::transient(what),
             Failure::Other(trouble) => trouble,
         }
     }
@@ -165,7 +162,7 @@ impl Server {
             if was_moved && is_gone.contains(&status) {
                 // A redirect may hold for a time only.
                 *crate::lock(&self.moved) = None;
-                return Err(Trouble::Again(format!("the server answers {status}")).into());
+                return Err(Trouble::RetryNow(format!("the server answers {status}")).into());
             }
             if url != self.url {
                 *crate::lock(&self.moved) = Some(url);
@@ -173,7 +170,7 @@ impl Server {
             return Ok(response);
         }
         let what = format!("more than {REDIRECTS} redirects");
-        Err(Trouble::lasting(what).into())
+        Err(Trouble::permanent(what).into())
     }
 
     /// The answer of one server.
@@ -207,14 +204,22 @@ impl Server {
             .await
             .map_err(|error| match error.is_connect() {
                 true => Failure::NotConnected(cause(&error)),
-                false => Trouble::passing(cause(&error)).into(),
+                false => Trouble::transient(cause(&error)).into(),
             })
     }
 
-    /// Whether an answer is of the object that was opened.
-    fn check_identity(&self, response: &Response, length: Option<u64>) -> Result<(), Trouble> {
+    /// Whether an answer is of the object that was opened; see [`Identity::check`].
+    fn check_identity(
+        &self,
+        response: &Response,
+        length: Option<u64>,
+        has_met_condition: bool,
+    ) -> Result<(), Trouble> {
         match &self.identity {
-            Some(identity) => identity.check(&Identity::of(response.headers(), length)),
+            Some(identity) => {
+                let other = Identity::of(response.headers(), length);
+                identity.check(&other, has_met_condition)
+            }
             None => Ok(()),
         }
     }
@@ -227,27 +232,29 @@ impl Server {
         let headers = response.headers();
         match (response.status(), ContentRange::of(headers)) {
             (StatusCode::PARTIAL_CONTENT, Some(found)) => {
-                self.check_identity(&response, found.length)?;
+                self.check_identity(&response, found.length, condition.is_some())?;
                 answer::check_encoding(headers)?;
                 match found.range {
                     Some((first, last)) if first == range.start && last < range.end => Ok(response),
-                    _ => Err(Trouble::lasting(
+                    _ => Err(Trouble::permanent(
                         "the server sends another range than asked for",
                     )),
                 }
             }
-            (StatusCode::PARTIAL_CONTENT, None) => Err(Trouble::lasting(
+            (StatusCode::PARTIAL_CONTENT, None) => Err(Trouble::permanent(
                 "the server does not say which range it sends",
             )),
             (StatusCode::OK, _) => {
-                self.check_identity(&response, answer::body_length(headers))?;
+                self.check_identity(&response, answer::body_length(headers), false)?;
                 // Some servers do not understand the condition.
                 match condition.is_some() {
                     true => {
                         self.conditional.store(false, Ordering::Relaxed);
-                        Err(Trouble::Again("the server sends everything".into()))
+                        Err(Trouble::RetryNow("the server sends everything".into()))
                     }
-                    false => Err(Trouble::lasting("the server does not send ranges any more")),
+                    false => Err(Trouble::permanent(
+                        "the server does not send ranges any more",
+                    )),
                 }
             }
             (StatusCode::RANGE_NOT_SATISFIABLE, _) => Err(Trouble::Changed(
@@ -262,7 +269,7 @@ impl Server {
         let headers = response.headers();
         match response.status() {
             StatusCode::OK => {
-                self.check_identity(&response, answer::body_length(headers))?;
+                self.check_identity(&response, answer::body_length(headers), false)?;
                 answer::check_encoding(headers)?;
                 Ok(response)
             }
@@ -294,7 +301,7 @@ impl Body for Answer {
     fn chunk(&mut self) -> Task<'_, Option<Bytes>> {
         Box::pin(async move {
             let chunk = self.0.chunk().await;
-            chunk.map_err(|error| Trouble::passing(cause(&error)))
+            chunk.map_err(|error| Trouble::transient(cause(&error)))
         })
     }
 }
@@ -306,7 +313,7 @@ fn redirected(response: &Response, from: &Url) -> Result<Option<Url>, Trouble> {
     let Some(place) = answer::text(response.headers(), LOCATION).filter(|_| is_redirect) else {
         return Ok(None);
     };
-    let refused = |why: &str| Trouble::lasting(format!("the server redirects {why}"));
+    let refused = |why: &str| Trouble::permanent(format!("the server redirects {why}"));
     let mut url = from.join(place).map_err(|_| refused("to no URL"))?;
     match (from.scheme(), url.scheme()) {
         (_, "https") | ("http", "http") => {}
@@ -330,7 +337,7 @@ fn client(options: &HttpOptions, timeout: Duration) -> Result<reqwest::Client, T
         .http1_only()
         .tls_danger_accept_invalid_certs(!options.verify);
     if let Some(path) = &options.authorities {
-        let unusable = |why: String| Trouble::lasting(format!("{}: {why}", path.display()));
+        let unusable = |why: String| Trouble::permanent(format!("{}: {why}", path.display()));
         let pem = std::fs::read(path).map_err(|e| unusable(crate::strerror(&e).to_string()))?;
         let certificates = Certificate::from_pem_bundle(&pem).map_err(|e| unusable(cause(&e)))?;
         if certificates.is_empty() {
@@ -343,7 +350,7 @@ fn client(options: &HttpOptions, timeout: Duration) -> Result<reqwest::Client, T
             builder = builder.proxy(proxy);
         }
     }
-    builder.build().map_err(|e| Trouble::lasting(cause(&e)))
+    builder.build().map_err(|e| Trouble::permanent(cause(&e)))
 }
 
 /// The proxies of the environment, with a user. (Those without are found by the library.)
@@ -359,7 +366,7 @@ fn proxies(login: &Login) -> Result<Vec<Proxy>, Trouble> {
     for (names, make) in kinds {
         let found = names.iter().find_map(|name| std::env::var(name).ok());
         if let Some(url) = found.filter(|url| !url.is_empty()) {
-            let proxy = make(url).map_err(|e| Trouble::lasting(cause(&e)))?;
+            let proxy = make(url).map_err(|e| Trouble::permanent(cause(&e)))?;
             let password = login.password.as_ref().map_or("", |p| p.reveal());
             proxies.push(
                 proxy
@@ -374,7 +381,7 @@ fn proxies(login: &Login) -> Result<Vec<Proxy>, Trouble> {
 /// A header that is not printed.
 fn hidden(text: &str) -> Result<HeaderValue, Trouble> {
     let mut value = HeaderValue::from_str(text)
-        .map_err(|_| Trouble::lasting("a secret has characters that no header may have"))?;
+        .map_err(|_| Trouble::permanent("a secret has characters that no header may have"))?;
     value.set_sensitive(true);
     Ok(value)
 }

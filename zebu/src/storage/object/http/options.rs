@@ -21,14 +21,22 @@ pub(crate) struct HttpOptions {
 }
 
 impl HttpOptions {
-    /// What names the object, and by what it is known that its server is the one. Passwords do not
-    /// count: whoever has none is refused before any byte is read.
+    /// What names the object, and by what it is known that its server is the one. A server may
+    /// choose the object by the user, the token or the cookie. A password chooses none: the server
+    /// refuses a wrong one when the object is opened.
     pub fn words(&self) -> Vec<String> {
-        let user = self.access.login.as_ref().map(|login| login.user.clone());
+        let access = &self.access;
+        let user = access.login.as_ref().map(|login| login.user.clone());
+        let secret = |secret: &Option<Secret>| match secret {
+            Some(secret) => secret.reveal().to_string(),
+            None => String::new(),
+        };
         let authorities = self.authorities.as_ref();
         vec![
             self.url.to_string(),
             user.unwrap_or_default(),
+            secret(&access.token),
+            secret(&access.cookie),
             self.verify.to_string(),
             authorities.map_or(String::new(), |path| path.display().to_string()),
         ]
