@@ -15,8 +15,8 @@ build=$!
 sh scripts/install-deps.sh mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
     nginx sshd qemu-system-x86_64 busybox cpio flock xz python3-libnbd groff mandoc zsh fish
-# The judge is the newest QEMU, where it can be had; the older one of the
-# distribution says a little less, and the tests allow for that.
+# Tests compare with the newest QEMU, where it can be had. The distribution's may be older and print
+# less, which the tests allow.
 if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
     export ZEBU_QEMU_IMG="$bin/qemu-img" ZEBU_QEMU_IO="$bin/qemu-io"
 fi
@@ -34,7 +34,7 @@ checks() {
     cargo package --workspace --exclude zebu-bench --exclude zebu-sim --exclude zebu-public-api --no-verify --allow-dirty --quiet
     # The library alone.
     cargo check -p zebu --no-default-features --quiet
-    # The interleavings of what threads meet at, under a scheduler.
+    # What threads share, in many interleavings, under a scheduler.
     RUSTC_WORKSPACE_WRAPPER='' cargo --config profile.dev.package.zebu.opt-level=0 test -p zebu \
         --no-default-features --features interleavings --lib --quiet interleavings
 }
