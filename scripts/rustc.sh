@@ -1,9 +1,8 @@
 #!/bin/sh
 # Takes rustc's place for the workspace's crates in the test command (RUSTC_WORKSPACE_WRAPPER): Clippy's driver
 # compiles tests and programs, so that one build gives lints and tests. A library's lints are found when its own
-# tests are compiled, so that it is not looked at twice. Warnings are errors.
+# tests are compiled, so that it is not looked at twice. Warnings are errors, for Clippy by $CLIPPY_ARGS.
 case " $* " in
     *" --crate-type lib "*) exec "$@" -D warnings ;;
 esac
-export CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 exec clippy-driver "$@"
