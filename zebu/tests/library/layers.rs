@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// From the bottom up. A module may use itself and those before it.
 const LAYERS: [&[&str]; 9] = [
-    &["broken", "lock", "options", "statistics"],
+    &["broken", "lock", "options", "printable", "statistics"],
     &["format"],
     &["error"],
     &["codec", "nbd", "tls"],
