@@ -203,7 +203,7 @@ fn damage_then_work() {
     let until = number("ZEBU_DAMAGE_SECONDS").map(|s| Instant::now() + Duration::from_secs(s));
     let runs = match until {
         Some(_) => u64::MAX - start,
-        None => number("ZEBU_DAMAGE_RUNS").unwrap_or(350),
+        None => number("ZEBU_DAMAGE_RUNS").unwrap_or(250),
     };
     let theirs = images::by_qemu(&queue, &mut Rng::new(7), folder.path());
     let mut made: Option<(u64, Sound)> = None;

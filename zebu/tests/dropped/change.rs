@@ -9,7 +9,7 @@ fn changes_of_the_whole_image() {
     let _watchdog = Watchdog::new("changes of the whole image that are dropped");
     let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
     let mut count = 0;
-    for seed in first..first + 20 {
+    for seed in first..first + 12 {
         let origin = Origin::new(seed);
         if origin.format == Format::RAW || origin.large {
             continue;

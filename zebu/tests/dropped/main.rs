@@ -125,7 +125,7 @@ fn images(place: &dyn Place, most: u64, requests: usize, step: usize) -> u64 {
 #[test]
 fn abandoned_at_every_await_point() {
     let _watchdog = Watchdog::new("requests that are abandoned");
-    cases(images(&Delayed, 24, 4, 1), "requests abandoned");
+    cases(images(&Delayed, 14, 4, 1), "requests abandoned");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn abandoned_on_real_files() {
                 engine,
                 cache,
             };
-            count += images(&place, 1, 1, 3);
+            count += images(&place, 1, 1, 6);
         }
     }
     cases(count, "requests abandoned on real files");

@@ -173,7 +173,7 @@ fn suspended_while_others_go_on() {
     for seed in first.. {
         let goes_on = match time {
             Some(time) => begun.elapsed() < time,
-            None => seed < first + 40,
+            None => seed < first + 25,
         };
         if !goes_on {
             break;

@@ -29,7 +29,7 @@ fn image(rng: &mut Rng) -> Vec<u8> {
 /// The generator's sound images are sound, or the promises for sound images would not be tested.
 #[test]
 fn sound_images_are_sound() {
-    generated(300, MEMORY, |queue, rng| {
+    generated(150, MEMORY, |queue, rng| {
         let bytes = hostile_images::build_sound(rng, 256 << 10);
         assert!(hostile_changes::is_sound(queue, &bytes));
     });
@@ -37,21 +37,21 @@ fn sound_images_are_sound() {
 
 #[test]
 fn written() {
-    generated(400, MEMORY, |queue, rng| {
+    generated(200, MEMORY, |queue, rng| {
         hostile_changes::write(queue, &image(rng));
     });
 }
 
 #[test]
 fn repaired() {
-    generated(400, MEMORY, |queue, rng| {
+    generated(200, MEMORY, |queue, rng| {
         hostile_changes::repair(queue, &image(rng));
     });
 }
 
 #[test]
 fn snapshots_changed() {
-    generated(400, MEMORY, |queue, rng| {
+    generated(200, MEMORY, |queue, rng| {
         hostile_changes::snapshots(queue, &image(rng));
     });
 }
@@ -59,7 +59,7 @@ fn snapshots_changed() {
 /// Snapshot tables and bitmap directories with up to three bytes changed.
 #[test]
 fn tables() {
-    generated(1000, MEMORY, |queue, rng| {
+    generated(500, MEMORY, |queue, rng| {
         let mut data = hostile_images::table(rng);
         let changes = rng.below(4);
         if changes == 0 {
@@ -123,7 +123,7 @@ fn names() {
         "\u{fffd}",
         "\t",
     ];
-    generated(4000, MEMORY, |_, rng| {
+    generated(2000, MEMORY, |_, rng| {
         let pieces = (0..1 + rng.below(12)).map(|_| {
             let piece = rng.below(PIECES.len() as u64);
             PIECES[piece as usize]

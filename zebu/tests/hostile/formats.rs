@@ -42,7 +42,7 @@ fn open(queue: &Queue, format: &str, bytes: &[u8], policy: Policy) -> Result<Dev
 
 #[test]
 fn damaged_images() {
-    generated(700, MEMORY, |queue, rng| {
+    generated(350, MEMORY, |queue, rng| {
         let format = rng.pick(&FORMATS);
         let mut image = build(format, rng);
         for _ in 0..rng.below(4) {

@@ -33,7 +33,7 @@ use zebu::storage::{Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent}
 
 #[test]
 fn generated_images() {
-    generated(400, 64 << 20, |queue, rng| {
+    generated(200, 64 << 20, |queue, rng| {
         let sound = rng.one_in(8);
         let mut bytes = build(rng, 256 << 10);
         if !sound {
@@ -46,7 +46,7 @@ fn generated_images() {
 #[test]
 fn generated_vmdks() {
     let read = Cell::new(0);
-    generated(400, 64 << 20, |queue, rng| {
+    generated(200, 64 << 20, |queue, rng| {
         let sound = rng.one_in(8);
         let mut bytes = hostile_vmdk::build(rng, 256 << 10);
         if !sound {

@@ -102,7 +102,7 @@ fn another_parent_is_refused() {
 
 #[test]
 fn damaged_images() {
-    generated(150, 160 << 20, |queue, rng| {
+    generated(80, 160 << 20, |queue, rng| {
         let file = match rng.one_in(4) {
             false => damaged(&mut |n| rng.below(n)),
             true => {

@@ -75,12 +75,12 @@ fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usi
 
 #[test]
 fn one_thread() {
-    each_seed("one_thread", 3000, one_thread::run);
+    each_seed("one_thread", 2000, one_thread::run);
 }
 
 #[test]
 fn many_threads() {
-    each_seed("many_threads", 6000, many_threads::run);
+    each_seed("many_threads", 4000, many_threads::run);
 }
 
 #[test]
