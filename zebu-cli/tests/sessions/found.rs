@@ -193,6 +193,20 @@ fn relative_data_file_names_as_in_qemu() {
 }
 
 #[test]
+fn a_discard_that_keeps_clusters_leaves_snapshots_alone() {
+    let mut place = Place::new();
+    place.done(By::Qemu, "create -q -f qcow2 a 2M");
+    place.io(By::Qemu, "-f qcow2 a", &["write -P 1 0 1M"]);
+    place.done(By::Qemu, "snapshot -c one a");
+    let options = "driver=qcow2,file.driver=file,file.filename=a,discard=unmap,discard-no-unref=on";
+    let commands = ["discard 0 512k", "write -z -u 512k 512k"];
+    place.io(By::Zebu, &format!("--image-opts {options}"), &commands);
+    place.reads("a", &["read -P 0 0 1M"]);
+    place.done(By::Zebu, "snapshot -a one a");
+    place.reads("a", &["read -P 1 0 1M"]);
+}
+
+#[test]
 fn amend_to_version_3_extends_snapshot_entries() {
     let mut place = Place::new();
     for options in [

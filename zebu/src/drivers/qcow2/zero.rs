@@ -74,10 +74,11 @@ impl Image {
         self.punch(queue, kept).await
     }
 
-    /// The host cluster that a whole cluster of zeroes keeps.
+    /// The host cluster that a whole cluster of zeroes keeps for itself: a snapshot may share one
+    /// without the copied flag, and has data there.
     fn zeroed_host(&self, entry: L2Entry, guest: u64) -> Result<Option<HostOffset>> {
         match self.kind(entry, guest)? {
-            ClusterKind::Zero { host } => Ok(host),
+            ClusterKind::Zero { host } => Ok(host.filter(|_| entry.copied())),
             _ => Ok(None),
         }
     }
