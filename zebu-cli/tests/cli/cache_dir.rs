@@ -416,8 +416,8 @@ pub fn date(second: u64) -> String {
     format!("Mon, 02 Jan 2023 {hour:02}:{minute:02}:{second:02} GMT")
 }
 
-/// One process after the other reads objects that a server chooses by who asks, while they change
-/// and its clock goes on. Each sees what is there now.
+/// One process after the other reads objects that a server chooses by token or cookie, while they
+/// change and its clock goes on. Each sees what is there now.
 #[test]
 fn each_process_sees_what_is_there_now() {
     if beyond_qemu("a cache") {

@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use super::cache_dir::{check_dump, date, state};
+use super::uploads::{start, stopped_by};
 use crate::common::nginx::Nginx;
 use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
@@ -420,37 +421,22 @@ fn a_signal_ends_a_wait_for_a_server() {
     let lab = images(8 << 20);
     let web = served(&lab, "x.raw", Behaviour::default());
     let stalls = || web.change(|behaviour| behaviour.stalls_after = 1);
-    let child = std::process::Command::new(program())
-        .args([
-            "convert",
-            "-f",
-            "raw",
-            "-O",
-            "raw",
-            "-r",
-            "2M",
-            &web.url(),
-            "out.raw",
-        ])
-        .current_dir(lab.path(""))
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    let url = web.url();
+    let args = "convert -f raw -O raw -r 2M";
+    let args: Vec<&str> = args.split(' ').chain([&*url, "out.raw"]).collect();
+    let child = start(&lab, "", &args);
     wait_until("some bytes", || web.bytes() > 0);
     stalls();
     std::thread::sleep(Duration::from_millis(500));
     let begun = Instant::now();
-    // SAFETY: the child was not waited for, so the id is its own.
-    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
-    let output = child.wait_with_output().unwrap();
+    let answer = stopped_by(child, libc::SIGTERM);
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert_eq!(answer.status, 143, "{answer:#?}");
     assert!(
-        begun.elapsed() < Duration::from_secs(15),
-        "{:?}",
-        begun.elapsed()
+        answer.err.contains("'out.raw' is incomplete"),
+        "{answer:#?}"
     );
-    let err = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(143), "{err}");
-    assert!(err.contains("'out.raw' is incomplete"), "{err}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn dialects(store: &Store) -> [(String, String); 3] {
 const OBJECT: &str = "bucket/some dir/out";
 
 /// Starts a conversion whose messages are kept.
-fn start(lab: &Lab, variables: &str, args: &[&str]) -> Child {
+pub fn start(lab: &Lab, variables: &str, args: &[&str]) -> Child {
     let mut command = Command::new(program());
     for variable in variables.split_whitespace() {
         let (name, value) = variable.split_once('=').unwrap();
@@ -55,7 +55,7 @@ fn start(lab: &Lab, variables: &str, args: &[&str]) -> Child {
 }
 
 /// Sends a signal and waits for the end.
-fn stopped_by(child: Child, signal: i32) -> Answer {
+pub fn stopped_by(child: Child, signal: i32) -> Answer {
     // SAFETY: the child was not waited for, so the id is its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
     let output = child.wait_with_output().unwrap();
