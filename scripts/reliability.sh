@@ -219,6 +219,14 @@ if begin damage; then
     unset ZEBU_DAMAGE_RUNS
     end "images damaged, and worked with"
 fi
+if begin guests; then
+    program --test cli -- --include-ignored --nocapture nbd_guest:: vhost_guest:: vhost_grow::
+    end "machines on the servers' disks"
+fi
+if begin streams; then
+    program --test cli -- --include-ignored --nocapture http:: ssh:: pipes:: import:: uploads::
+    end "servers with faults, and pipes"
+fi
 if begin strict-mode; then
     program --test cli -- --nocapture untrusted::
     end "commands on images that name others"

@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Builds all tests of the workspace, and runs the test binaries, several at once.
+"""usage: run-tests.py BUILD [ARGUMENT...]
+
+Runs the test binaries of the workspace, several at once. BUILD is the file into which
+`cargo test --workspace --no-run --message-format=json-render-diagnostics` writes, perhaps still: the
+longest binary starts as soon as it is built, the others at the end of the build.
 
 `cargo test` runs one binary after another, and most tests wait for other programs. The output of a
 binary is printed when it has ended. Arguments are passed on to each binary. The tests `breaks` of
@@ -23,23 +27,41 @@ CORES = len(os.sched_getaffinity(0))
 FIRST = ["cli", "small_formats", "breaks", "crash", "sessions"]
 
 
-def built():
-    """The test binaries, each with the directory of its package, where cargo would run it, and its
-    arguments."""
-    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
-    build = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    binaries = []
-    for line in build.stdout.splitlines():
-        message = json.loads(line)
-        if message.get("executable") and message["profile"]["test"]:
-            folder = os.path.dirname(message["manifest_path"])
-            name = message["target"]["name"]
-            binaries.append((name, message["executable"], folder, sys.argv[1:]))
-            if name == "crash":
-                alone = ["breaks", "--ignored", "--nocapture"]
-                binaries.append(("breaks", message["executable"], folder, alone))
-    place = {name: n for n, name in enumerate(FIRST)}
-    return sorted(binaries, key=lambda binary: place.get(binary[0], len(FIRST)))
+def messages(path):
+    """What cargo says of the build, until it has ended."""
+    with open(path, encoding="utf-8") as build:
+        line = ""
+        while True:
+            line += build.readline()
+            if not line.endswith("\n"):
+                time.sleep(0.2)
+                continue
+            message = json.loads(line)
+            line = ""
+            yield message
+            if message["reason"] == "build-finished":
+                return
+
+
+def built(message):
+    """The test binary of a message, if it has one: its name, path, arguments, and the directory of
+    its package, where cargo would run it."""
+    if message.get("executable") and message["profile"]["test"]:
+        name = message["target"]["name"]
+        folder = os.path.dirname(message["manifest_path"])
+        yield name, message["executable"], folder, sys.argv[2:]
+        if name == "crash":
+            yield "breaks", message["executable"], folder, ["breaks", "--ignored", "--nocapture"]
+
+
+# The processes that run.
+TESTS = set()
+
+
+def end_all():
+    """Kills what runs, with what it has started."""
+    for test in list(TESTS):
+        os.killpg(test.pid, signal.SIGKILL)
 
 
 def run(binary):
@@ -50,20 +72,34 @@ def run(binary):
     environment.setdefault("RUST_TEST_THREADS", str(CORES * (3 if name == "cli" else 2)))
     test = subprocess.Popen([executable, *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    TESTS.add(test)
     try:
         output, _ = test.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         os.killpg(test.pid, signal.SIGKILL)
         output, _ = test.communicate()
         output += b"killed: more than %d s\n" % LIMIT
+    TESTS.remove(test)
     return name, test.returncode, output, time.monotonic() - start
 
 
 def main():
-    binaries = built()
     failed = []
     with ThreadPoolExecutor(max_workers=CORES) as workers:
-        for done in as_completed([workers.submit(run, binary) for binary in binaries]):
+        running, waiting = [], []
+        for message in messages(sys.argv[1]):
+            if not message.get("success", True):
+                end_all()
+                sys.exit("the build has failed")
+            for binary in built(message):
+                if binary[0] == FIRST[0]:
+                    running.append(workers.submit(run, binary))
+                else:
+                    waiting.append(binary)
+        place = {name: n for n, name in enumerate(FIRST)}
+        waiting.sort(key=lambda binary: place.get(binary[0], len(FIRST)))
+        running += [workers.submit(run, binary) for binary in waiting]
+        for done in as_completed(running):
             name, status, output, seconds = done.result()
             print(f"==== {name}, {seconds:.0f} s", flush=True)
             sys.stdout.buffer.write(output)

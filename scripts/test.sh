@@ -12,7 +12,8 @@ export CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 df -h . | tail -n 1
 sh scripts/install-deps.sh cc
 cargo fmt --all --check
-cargo test --workspace --no-run --quiet &
+mkdir -p target
+cargo test --workspace --no-run --message-format=json-render-diagnostics --quiet > target/build.json &
 build=$!
 sh scripts/install-deps.sh mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
@@ -23,7 +24,6 @@ if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
     export ZEBU_QEMU_IMG="$bin/qemu-img" ZEBU_QEMU_IO="$bin/qemu-io"
 fi
 "${ZEBU_QEMU_IMG:-qemu-img}" --version | head -n 1
-wait $build
 
 checks() {
     set -e
@@ -41,13 +41,18 @@ checks() {
         --no-default-features --features interleavings --lib --quiet interleavings
 }
 
-# Most tests wait for other programs, and the checks use what they leave of the processors.
+# Most tests wait for other programs, and the end of the build and the checks use what they leave of
+# the processors. The long tests of the library, which have shorter forms beside them, are for
+# `make reliability`.
+python3 scripts/run-tests.py target/build.json --include-ignored --skip a_hundred_thousand_times \
+    --skip each_operation_fails_in_turn --skip many_queues_for_long --skip breaks &
+tests=$!
+# Also if cargo was killed, the tests must learn of it.
+wait $build || { echo '{"reason":"build-finished","success":false}' >> target/build.json; wait $tests; }
 checks > target/checks.log 2>&1 &
 checks=$!
 status=0
-# The long tests of the library, which have shorter forms beside them, are for `make reliability`.
-python3 scripts/run-tests.py --include-ignored --skip a_hundred_thousand_times \
-    --skip each_operation_fails_in_turn --skip many_queues_for_long --skip breaks || status=1
+wait $tests || status=1
 wait $checks || status=1
 cat target/checks.log
 exit $status

@@ -44,7 +44,7 @@ fn the_option_matrix() {
     let sizes = [("5M", "5M"), ("3000320", "5M"), ("6M", "4000256")];
     for (i, base) in OPTIONS.iter().enumerate() {
         // Each with the same options and with others.
-        for step in [0, 3] {
+        for step in part(2, rotated([0, 3], i)) {
             let top = OPTIONS[(i + step) % OPTIONS.len()];
             for (base_size, top_size) in part(3, rotated(sizes, i + step)) {
                 let recipe = chain(base, base_size, top, top_size, 10 * i + step);

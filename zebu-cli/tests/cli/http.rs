@@ -11,7 +11,8 @@ use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
 use crate::common::web::{Behaviour, Web, images, served};
 use crate::common::{
-    Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, env_number, part, peer, program,
+    Answer, Lab, Limits, Rng, all_cases, beyond_qemu, compare_answers, env_number, part, peer,
+    program,
 };
 
 /// Converts `source` to raw and compares the result with `x.raw`.
@@ -151,7 +152,8 @@ fn faults_are_survived() {
 /// The same with much data, and the memory it takes.
 #[test]
 #[ignore = "a minute, and 3 GiB of disk"]
-fn faults_are_survived_for_a_gigabyte() {
+fn many_faults_are_survived() {
+    let size = if all_cases() { 1 << 30 } else { 256 << 20 };
     for format in part(2, ["qcow2", "raw"]) {
         let faults = Behaviour {
             cut: 10,
@@ -159,7 +161,7 @@ fn faults_are_survived_for_a_gigabyte() {
             delay: Duration::from_millis(5),
             ..Behaviour::default()
         };
-        with_faults(1 << 30, format, faults);
+        with_faults(size, format, faults);
     }
 }
 

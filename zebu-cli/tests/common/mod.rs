@@ -49,12 +49,20 @@ pub fn env_number(name: &str) -> Option<u64> {
     Some(text.parse().expect(name))
 }
 
+/// Whether all cases of the tests are wanted, also the slowest: with `ZEBU_ALL`.
+pub fn all_cases() -> bool {
+    std::env::var_os("ZEBU_ALL").is_some()
+}
+
 /// One in `of` of a test's cases, or all with `ZEBU_ALL`: each has the options that the next one
 /// has, in another combination. `ZEBU_PART` is the index of the first one.
 pub fn part<T>(of: usize, cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
-    let all = std::env::var_os("ZEBU_ALL").is_some();
     let first = env_number("ZEBU_PART").unwrap_or(0) as usize;
-    let (first, step) = if all { (0, 1) } else { (first % of, of) };
+    let (first, step) = if all_cases() {
+        (0, 1)
+    } else {
+        (first % of, of)
+    };
     cases.into_iter().skip(first).step_by(step)
 }
 

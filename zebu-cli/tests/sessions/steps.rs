@@ -119,7 +119,8 @@ impl World {
         let (cwd, name) = self.place(shell, rng);
         let mut args = self.opening(shell, rng);
         args.extend(words(&["-d", "unmap"]));
-        match rng.one_in(3) {
+        // Some of them change what a discard leaves to snapshots.
+        match rng.one_in(if self.snaps.is_empty() { 3 } else { 2 }) {
             true => args.extend(["--image-opts".into(), self.image_options(by, rng, &name)]),
             false => args.extend(words(&["-f", "qcow2", &name])),
         }
@@ -244,7 +245,10 @@ impl World {
             (4, "detect-zeroes=unmap"),
             (4, "pass-discard-other=on"),
             (4, "pass-discard-request=off"),
-            (3, "discard-no-unref=on"),
+            (
+                if self.snaps.is_empty() { 3 } else { 1 },
+                "discard-no-unref=on",
+            ),
         ] {
             let key = option.split(['=']).next().unwrap_or_default();
             // QEMU destroys data that snapshots share.

@@ -17,7 +17,7 @@ const REPORTS: &[&[&str]] = &[
 
 #[test]
 fn dmg_images_are_read_as_by_qemu() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let as_list = random.one_in(2);
         let image = images::dmg(false, as_list, &mut |n| random.below(n));
         fs::write(lab.path("x.dmg"), &image.bytes).unwrap();
@@ -44,7 +44,7 @@ fn dmg_chunks_may_be_compressed_by_bzip2() {
     if beyond_qemu("a module that it lacks") {
         return;
     }
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let image = images::dmg(true, false, &mut |n| random.below(n));
         fs::write(lab.path("x.dmg"), &image.bytes).unwrap();
         fs::write(lab.path("model.raw"), &image.content).unwrap();
@@ -74,7 +74,7 @@ fn damaged_images(format: &str, seed: u64, least: u32, build: impl Fn(&mut Rng) 
     let lab = Lab::new();
     let mut random = Rng::new(seed);
     let mut refused = 0;
-    for case in 0..24 {
+    for case in 0..12 {
         let mut image = build(&mut random);
         let damage = image.damage(&mut |n| random.below(n));
         if random.one_in(8) {
@@ -90,7 +90,7 @@ fn damaged_images(format: &str, seed: u64, least: u32, build: impl Fn(&mut Rng) 
 
 #[test]
 fn damaged_dmg_images_are_refused_as_by_qemu() {
-    damaged_images("dmg", 17, 7, |random| {
+    damaged_images("dmg", 17, 3, |random| {
         images::dmg(false, false, &mut |n| random.below(n))
     });
 }
@@ -138,7 +138,7 @@ fn read_damaged(lab: &Lab, name: &str, format: &str, what: &str) -> bool {
 
 #[test]
 fn cloop_images_are_read_as_by_qemu() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let image = images::cloop(&mut |n| random.below(n));
         fs::write(lab.path("x.cloop"), image.bytes).unwrap();
         fs::write(lab.path("model.raw"), image.content).unwrap();
@@ -155,14 +155,14 @@ fn cloop_images_are_read_as_by_qemu() {
 
 #[test]
 fn damaged_cloop_images_are_refused_as_by_qemu() {
-    damaged_images("cloop", 19, 7, |random| {
+    damaged_images("cloop", 19, 3, |random| {
         images::cloop(&mut |n| random.below(n))
     });
 }
 
 #[test]
 fn bochs_images_are_read_as_by_qemu() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let image = images::bochs(&mut |n| random.below(n));
         fs::write(lab.path("x.img"), image.bytes).unwrap();
         fs::write(lab.path("model.raw"), image.content).unwrap();
@@ -179,7 +179,7 @@ fn bochs_images_are_read_as_by_qemu() {
 
 #[test]
 fn damaged_bochs_images_are_refused_as_by_qemu() {
-    damaged_images("bochs", 23, 7, |random| {
+    damaged_images("bochs", 23, 3, |random| {
         images::bochs(&mut |n| random.below(n))
     });
 }

@@ -61,7 +61,7 @@ fn generate(lab: &Lab, random: &mut Rng) {
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         generate(lab, random);
         let mut subject = Subject::new(lab, "x.qed", "qed");
         subject.given = random.one_in(2);
@@ -215,7 +215,7 @@ fn damaged_images_are_refused_as_by_qemu() {
 /// Tables with random entries, some of them used twice.
 #[test]
 fn checks_find_what_qemu_finds() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let options = "cluster_size=4k,table_size=2";
         let create = ["create", "-q", "-f", "qed", "-o", options, "x.qed", "8M"];
         lab.qemu_img(&create).ok("create");

@@ -57,7 +57,7 @@ fn generate(lab: &Lab, random: &mut Rng) -> bool {
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let is_fixed = generate(lab, random);
         let mut subject = Subject::new(lab, "x.vhd", "vpc");
         subject.given = is_fixed || random.one_in(2);
@@ -238,7 +238,7 @@ fn utf16_le(text: &str) -> Vec<u8> {
 
 #[test]
 fn dynamic_images_with_any_block_size() {
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let image = vhd(false, random);
         fs::write(
             lab.path("x.vhd"),
@@ -259,7 +259,7 @@ fn differencing_images_are_read_over_their_parents() {
     if beyond_qemu("it ignores the parent") {
         return;
     }
-    for_each_seed(2, |lab, random, what| {
+    for_each_seed(|lab, random, what| {
         let base = vhd(false, random);
         let mut content = base.content(None);
         fs::write(

@@ -45,6 +45,22 @@ pub(super) fn used_image(
     options: &CreateQcow2,
     layout: Layout,
 ) -> Filled {
+    filled(queue, rng, options, layout, |used, device, rng| {
+        let mix = mix(used.cluster, 0);
+        for _ in 0..8 + rng.below(20) {
+            used.step(device, rng, &mix);
+        }
+    })
+}
+
+/// An image that was filled without a fault.
+pub(super) fn filled(
+    queue: &Queue,
+    rng: &mut Dice,
+    options: &CreateQcow2,
+    layout: Layout,
+    fill: impl FnOnce(&mut Use<'_>, &Device, &mut Dice),
+) -> Filled {
     let mut active = vec![0; options.size as usize];
     if let Some((_, Under::Raw(base))) = layout.backings.first() {
         let base = base.to_vec();
@@ -55,10 +71,7 @@ pub(super) fn used_image(
     let mut used = begin_with(queue, rng, options, layout, active, false);
     rng.fault = fault;
     let device = used.history.open(queue, &writable(rng));
-    let mix = mix(used.cluster, 0);
-    for _ in 0..8 + rng.below(20) {
-        used.step(&device, rng, &mix);
-    }
+    fill(&mut used, &device, rng);
     let active = used.active.clone();
     let history = used.close(device);
     (history.files[0].to_vec(), active)

@@ -9,7 +9,7 @@ use zebu::qcow2::SnapshotName;
 use zebu::storage::{Buffer, Queue};
 
 use super::bitmaps::with_bitmaps;
-use super::jobs::used_image;
+use super::jobs::{filled, used_image};
 use super::{Dice, History, made, noise, options, raw, writable};
 use crate::bitmaps;
 use crate::disk::Time;
@@ -286,9 +286,13 @@ pub fn begin<'a>(
     layout: Layout,
     active: Vec<u8>,
 ) -> Use<'a> {
-    // The runs in which broken rules are detected have none.
-    let has_bitmaps = !is_any_broken() && options.version == 3 && rng.one_in(4);
+    let has_bitmaps = has_bitmaps(rng, options);
     begin_with(queue, rng, options, layout, active, has_bitmaps)
+}
+
+/// Whether an image gets bitmaps. The runs in which broken rules are detected have none.
+fn has_bitmaps(rng: &mut Dice, options: &CreateQcow2) -> bool {
+    !is_any_broken() && options.version == 3 && rng.one_in(4)
 }
 
 /// The same, with bitmaps or without.
@@ -304,6 +308,19 @@ pub fn begin_with<'a>(
     if layout.data.is_some() {
         contents.push(vec![0; options.size as usize]);
     }
+    let cluster = 1 << options.cluster_bits;
+    begin_on(queue, rng, (contents, active), cluster, layout, has_bitmaps)
+}
+
+/// The same, on files that are there, with the content of their disk.
+fn begin_on<'a>(
+    queue: &'a Queue,
+    rng: &mut Dice,
+    (mut contents, active): (Vec<Vec<u8>>, Vec<u8>),
+    cluster: usize,
+    layout: Layout,
+    has_bitmaps: bool,
+) -> Use<'a> {
     let mut before = Model::of(active.clone());
     if has_bitmaps {
         contents = with_bitmaps(queue, rng, &layout, contents, &mut before);
@@ -312,7 +329,7 @@ pub fn begin_with<'a>(
         queue,
         history: History::new(rng, layout, contents, before),
         active,
-        cluster: 1 << options.cluster_bits,
+        cluster,
         has_bitmaps,
     }
 }
@@ -411,14 +428,8 @@ pub fn reuse(queue: &Queue, rng: &mut Dice) -> History {
     options.refcount_order = 6;
     options.size = 128 << 10;
     let (image, active) = used_image(queue, rng, &options, Layout::default());
-    let before = Model::of(active.clone());
-    let mut used = Use {
-        queue,
-        history: History::new(rng, Layout::default(), vec![image], before),
-        active,
-        cluster: 512,
-        has_bitmaps: false,
-    };
+    let files = (vec![image], active);
+    let mut used = begin_on(queue, rng, files, 512, Layout::default(), false);
     let device = used.history.open(queue, &writable(rng));
     for _ in 0..mix.steps {
         used.step(&device, rng, &Mix { hot: 250, ..mix });
@@ -431,20 +442,28 @@ pub fn growth(queue: &Queue, rng: &mut Dice) -> History {
     let options = CreateQcow2::default()
         .size(2600 << 10)
         .cluster_bits(9)
-        .refcount_order(5 + rng.below(2) as u32);
+        .refcount_order(6);
     let mix = Mix {
         kinds: &[Kind::Write, Kind::Write, Kind::Write, UNMAP],
         steps: 6,
         most: 300 << 10,
         hot: 5000,
     };
-    // The first part is written at once, to come near the end of the table with few operations.
-    let zeroes = vec![0; options.size as usize];
-    let mut used = begin(queue, rng, &options, Layout::default(), zeroes);
+    // The table's cluster is for 2 MiB of the file. Nearly as much is there before.
+    let first = (1750 << 10) + rng.below(200 << 10) as usize / 512 * 512;
+    let (image, active) = filled(
+        queue,
+        rng,
+        &options,
+        Layout::default(),
+        |used, device, rng| {
+            used.request(device, rng, Kind::Write, 0..first);
+        },
+    );
+    let files = (vec![image], active);
+    let has_bitmaps = has_bitmaps(rng, &options);
+    let mut used = begin_on(queue, rng, files, 512, Layout::default(), has_bitmaps);
     let device = used.history.open(queue, &writable(rng));
-    let first = (1500 << 10) + rng.below(400 << 10) as usize / 512 * 512;
-    used.request(&device, rng, Kind::Write, 0..first);
-    used.request(&device, rng, Kind::Flush, 0..0);
     for nth in 0..mix.steps {
         used.step(&device, rng, &mix);
         if nth % 3 == 2 {
