@@ -5,6 +5,10 @@ mod common;
 
 mod amend;
 mod backup;
+mod backup_bad_input;
+mod backup_bitmaps;
+mod backup_damage;
+mod backup_killed;
 mod backup_power_cut;
 mod bad_input;
 mod bench;
