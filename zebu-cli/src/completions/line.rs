@@ -181,6 +181,6 @@ mod tests {
         assert_eq!(insertion("zebu \"", "", "!a"), new("\"\"'!'\"a"));
         assert_eq!(insertion("zebu 'a", "a", "a'b$"), new("a'\\''b$"));
         assert_eq!(insertion("zebu '", "", "'"), new("''\\'''"));
-        assert_eq!(insertion("zebu 'a", "a", "b"), None);
+        assert_eq!(insertion("zebu a='", "", "b"), None);
     }
 }
