@@ -11,6 +11,7 @@ mod backup_damage;
 mod backup_killed;
 mod backup_power_cut;
 mod bad_input;
+mod bare_root;
 mod bench;
 mod bitmap;
 mod bitmap_damage;
