@@ -52,6 +52,7 @@ mod nbd_lifecycle;
 mod nbd_psk;
 mod nested_drivers;
 mod new_formats;
+mod options;
 mod ova;
 mod pipes;
 mod rbd;
