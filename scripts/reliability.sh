@@ -195,7 +195,7 @@ if begin backups; then
     ZEBU_KILLS=${ZEBU_KILLS:-$(of 20 60 10000)}
     ZEBU_DAMAGED_SETS=${ZEBU_DAMAGED_SETS:-$(of 10 25 1000)}
     export ZEBU_KILLS ZEBU_DAMAGED_SETS
-    program --test cli -- --nocapture backup:: backup_power_cut::
+    program --test cli -- --nocapture backup:: backup_
     unset ZEBU_KILLS ZEBU_DAMAGED_SETS
     end "kills, power cuts and damaged sets"
 fi

@@ -99,10 +99,11 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// A random id: 16 hexadecimal digits.
 pub(crate) fn new_id() -> Result<String> {
-    let path = Path::new("/dev/urandom");
     let mut bytes = [0; 8];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(Error::file(path))?;
+    getrandom::fill(&mut bytes).map_err(|e| {
+        let error = io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(0));
+        Error::file(Path::new("getrandom(2)"))(error)
+    })?;
     Ok(hex(&bytes))
 }
 

@@ -158,9 +158,9 @@ fn parse_by<T: clap::Parser>(
     if invocation.name == "zebu" {
         command = manual::with_examples(command, &invocation.command);
     }
-    let command = with_command_options(command, &prefix);
+    let command = with_any_values(with_command_options(command, &prefix));
     let names = long_names(&command);
-    let arguments = completed(arguments, &names);
+    let command = with_abbreviations(command, &names);
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     let result = command.try_get_matches_from(all).and_then(|mut matches| {
         let value = matches.remove_one::<String>(untrusted::NAME);
@@ -176,22 +176,42 @@ fn parse_by<T: clap::Parser>(
     Ok(parsed)
 }
 
-/// The arguments, with names in full for abbreviations that are unique without the options of the
-/// cache: QEMU, which does not have these, accepts them.
-fn completed(mut arguments: Vec<OsString>, names: &[String]) -> Vec<OsString> {
-    let is_own = |name: &&String| block_cache::is_option(name);
-    for argument in arguments.iter_mut().take_while(|a| *a != "--") {
-        let Some(text) = argument.to_str().and_then(|text| text.strip_prefix("--")) else {
-            continue;
-        };
-        let (given, value) = text.split_at(text.find('=').unwrap_or(text.len()));
-        let meant: Vec<_> = names.iter().filter(|n| n.starts_with(given)).collect();
-        let (own, others): (Vec<_>, Vec<_>) = meant.into_iter().partition(is_own);
-        if let ([name], false) = (&others[..], own.is_empty()) {
-            *argument = format!("--{name}{value}").into();
+/// The command, whose options take whatever follows them as the value that they require, as with getopt:
+/// also what begins with a dash.
+fn with_any_values(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let requires_value = arg.get_action().takes_values()
+            && arg
+                .get_num_args()
+                .is_none_or(|number| number.min_values() > 0);
+        match requires_value && !arg.is_positional() && !arg.is_require_equals_set() {
+            true => arg.allow_hyphen_values(true),
+            false => arg,
         }
-    }
-    arguments
+    });
+    command.mut_subcommands(with_any_values)
+}
+
+/// The command, which takes abbreviations that are unique without the options of the cache: QEMU, which
+/// does not have these, accepts them.
+fn with_abbreviations(command: clap::Command, names: &[String]) -> clap::Command {
+    let is_one = |start: &&str| {
+        let meant = names.iter().filter(|name| name.starts_with(start));
+        let (own, others): (Vec<_>, Vec<_>) = meant.partition(|name| block_cache::is_option(name));
+        !own.is_empty() && others.len() == 1
+    };
+    command.mut_args(|arg| match arg.get_long() {
+        Some(name) if !block_cache::is_option(name) => {
+            let starts = (1..name.len()).filter_map(|end| name.get(..end));
+            // clap wants them for as long as the process lives: these are some bytes, once.
+            let starts = starts
+                .filter(is_one)
+                .map(|start| &*start.to_string().leak());
+            let starts: Vec<&str> = starts.collect();
+            arg.aliases(starts)
+        }
+        _ => arg,
+    })
 }
 
 /// What the help says of the operands, which are one list to clap.

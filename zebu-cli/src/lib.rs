@@ -1,5 +1,6 @@
 //! The program `zebu`, which is also qemu-img, qemu-io and qemu-nbd by name. It is a library so
-//! that tests and fuzzers reach qemu-io's command language. This is not a public API.
+//! that tests and fuzzers reach qemu-io's command language and the definitions of the commands. This is not
+//! a public API.
 
 mod appliance;
 mod block_cache;
@@ -32,6 +33,7 @@ mod streams;
 mod survey;
 mod untrusted;
 
+pub use commands::built as commands;
 pub use commands::io::run_on as run_io_language;
 pub use manual::examples_of;
 pub use program::main;

@@ -62,7 +62,15 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
     }
     match first.as_str() {
         "help" if !arguments.is_empty() => {
-            arguments.truncate(1);
+            let words: Vec<_> = arguments
+                .iter()
+                .map(|word| word.to_string_lossy())
+                .collect();
+            match &words[..] {
+                [_] => {}
+                [command, sub] if commands::has_subcommand(command, sub) => {}
+                _ => return Err(Failure::new("Expecting one command after 'help'").with_hint()),
+            }
             arguments.push("--help".into());
             return dispatch(invocation, arguments);
         }

@@ -56,6 +56,12 @@ pub fn human(bytes: u64) -> String {
     format!("{} {}B", three_digits(value), UNITS[unit])
 }
 
+/// A number of things: `1 piece`, `2 pieces`.
+pub fn counted(number: u64, thing: &str) -> String {
+    let end = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{end}")
+}
+
 /// A part of a whole.
 pub fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)

@@ -3,11 +3,13 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+
+use zebu::internal::addresses;
 
 use crate::transport::Stream;
 
@@ -49,10 +51,10 @@ impl Listener {
     ///
     /// The machine has none of them, or one is in use.
     pub fn tcp(host: &str, port: u16) -> io::Result<Vec<Self>> {
-        Self::on((host, port).to_socket_addrs()?)
+        Self::on(addresses(host, port)?)
     }
 
-    fn on(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<Self>> {
+    fn on(addresses: impl IntoIterator<Item = SocketAddr>) -> io::Result<Vec<Self>> {
         let (mut listeners, mut missing) = (Vec::new(), io::ErrorKind::NotFound.into());
         for address in addresses {
             match TcpListener::bind(address) {

@@ -4,6 +4,7 @@
 pub use crate::drivers::Mapping;
 pub use crate::drivers::qcow2::{CacheOptions, OpenImage};
 pub use crate::jobs::check::check_device;
+pub use crate::names::host::addresses;
 pub use crate::printable::{printable, printable_bytes};
 pub use crate::statistics::{Statistics, Totals};
 pub use crate::storage::polling::Polling;

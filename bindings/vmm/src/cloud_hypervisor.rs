@@ -254,6 +254,45 @@ impl Ended {
     }
 }
 
+/// A request, whose completion is added when this is dropped. If the thread that executes it panics, that is
+/// an I/O error.
+struct Pending {
+    ended: Arc<Ended>,
+    user_data: u64,
+    /// None: it has no data.
+    op: Option<AsyncIoOperation>,
+    result: i32,
+}
+
+impl Pending {
+    fn new(ended: Arc<Ended>, user_data: u64, op: Option<AsyncIoOperation>) -> Pending {
+        Pending {
+            ended,
+            user_data,
+            op,
+            result: -libc::EIO,
+        }
+    }
+
+    fn end(mut self, result: zebu::Result<usize>) {
+        self.result = code(result);
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let (user_data, result) = (self.user_data, self.result);
+        self.ended.add(match self.op.take() {
+            Some(op) => AsyncIoCompletion::from_operation(op, result),
+            None => AsyncIoCompletion {
+                user_data,
+                result,
+                buffer: None,
+            },
+        });
+    }
+}
+
 /// Bytes, or a negative errno.
 fn code(result: zebu::Result<usize>) -> i32 {
     match result {
@@ -291,17 +330,13 @@ impl QueueIo {
     where
         F: Future<Output = zebu::Result<()>> + 'static,
     {
-        let ended = self.ended.clone();
+        let pending = Pending::new(self.ended.clone(), user_data, None);
         drop(self.disk.run(move |queue, device| async move {
             let result = match device.enter().await {
                 Ok(device) => request(queue, device).await,
                 Err(error) => Err(error),
             };
-            ended.add(AsyncIoCompletion {
-                user_data,
-                result: code(result.map(|()| 0)),
-                buffer: None,
-            });
+            pending.end(result.map(|()| 0));
             Ok(())
         }));
     }
@@ -313,13 +348,14 @@ impl AsyncIo for QueueIo {
     }
 
     fn submit_data_operation(&mut self, op: AsyncIoOperation) -> AsyncIoResult<()> {
-        let ended = self.ended.clone();
+        let pending = Pending::new(self.ended.clone(), op.user_data(), Some(op));
         drop(self.disk.run(move |queue, device| async move {
-            let result = match device.enter().await {
-                Ok(device) => transfer(&queue, &device, &op).await,
-                Err(error) => Err(error),
+            let result = match (device.enter().await, &pending.op) {
+                (Ok(device), Some(op)) => transfer(&queue, &device, op).await,
+                (Ok(_), None) => Ok(0),
+                (Err(error), _) => Err(error),
             };
-            ended.add(AsyncIoCompletion::from_operation(op, code(result)));
+            pending.end(result);
             Ok(())
         }));
         Ok(())
@@ -462,6 +498,25 @@ mod tests {
                 .unwrap();
             assert_eq!(bytes, pattern(number as usize, 2048));
         }
+    }
+
+    #[test]
+    fn requests_of_a_thread_that_has_panicked_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Arc::new(new_image(&directory.path().join("a.qcow2")));
+        let mut io = QueueIo::new(disk).unwrap();
+        io.start(0, |_, _| async { panic!("on purpose") });
+        assert_eq!(wait(&mut io, 1)[&0].result, -libc::EIO);
+        // One of the two threads is left.
+        let writes = (1..9).map(|user_data| AsyncIoOperation::WriteFromVec {
+            offset: 0,
+            buffer: OwnedIoBuffer::from_vec(pattern(1, 4096)),
+            user_data,
+        });
+        io.submit_batch_requests(writes.collect()).unwrap();
+        let ends = wait(&mut io, 8);
+        let of = |result| ends.values().filter(|end| end.result == result).count();
+        assert_eq!([of(-libc::EIO), of(4096)], [4, 4]);
     }
 
     #[test]

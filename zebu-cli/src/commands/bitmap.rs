@@ -21,13 +21,7 @@ pub struct Arguments {
     #[command(flatten)]
     image: NameOptions,
     /// Bytes of the disk to a bit of the bitmap that is added (default: by the cluster size)
-    #[arg(
-        short,
-        long,
-        value_name = "SIZE",
-        allow_hyphen_values = true,
-        help_heading = "Actions"
-    )]
+    #[arg(short, long, value_name = "SIZE", help_heading = "Actions")]
     granularity: Option<String>,
     /// The image that has the bitmap to merge (default: FILENAME)
     #[arg(

@@ -60,6 +60,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let name = one_name(&arguments.names)?;
     arguments.source.validate()?;
     let cache = source_cache(arguments.cache.as_deref())?;
+    let progress = arguments.progress && !arguments.quiet;
 
     let queue = open::queue()?;
     let options = open::options(name, &arguments.source, cache)?
@@ -69,7 +70,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if mode.is_some() && device.top().as_qcow2().is_some() {
         invocation.end_on_stop("the image is no worse than it was; repair it again");
     }
-    let Some(mut report) = check(&queue, device.top(), mode, arguments.progress)? else {
+    let Some(mut report) = check(&queue, device.top(), mode, progress)? else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
@@ -78,7 +79,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         if format == OutputFormat::Human && !arguments.quiet {
             output::say(&repaired_text(&report));
         }
-        report = check(&queue, device.top(), None, arguments.progress)?.unwrap_or_default();
+        report = check(&queue, device.top(), None, progress)?.unwrap_or_default();
         report.corruptions_fixed = corruptions_fixed;
         report.leaks_fixed = leaks_fixed;
     }

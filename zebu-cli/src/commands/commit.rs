@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(short = 'd', long)]
     drop: bool,
     /// Rate limit in bytes per second
-    #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
+    #[arg(short = 'r', long, value_name = "RATE")]
     rate: Option<String>,
     /// Show progress
     #[arg(short, long)]

@@ -30,18 +30,13 @@ pub struct Arguments {
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     target_options: Vec<OsString>,
     /// Size of the disk, without an image to copy
-    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "SIZE")]
     size: Option<String>,
     /// Say how long a stream `convert` would write, exactly
     #[arg(long)]
     stream: bool,
     /// Shortest run of zeroes in bytes that the stream leaves out, as for `convert`; 0: all is stored
-    #[arg(
-        short = 'S',
-        long = "sparse-size",
-        value_name = "SIZE",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'S', long = "sparse-size", value_name = "SIZE")]
     sparse: Option<String>,
     /// Internal snapshot to measure
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]

@@ -30,7 +30,7 @@ pub use amend::amendable;
 use clap::CommandFactory;
 
 use crate::failure::Outcome;
-use crate::invocation::{Invocation, parse_lossy as parse};
+use crate::invocation::{Invocation, parse_lossy as parse, with_command_options};
 use crate::{completions, manual};
 
 /// Name, operands, what it does, how it is run, and its options.
@@ -229,6 +229,21 @@ pub fn definitions() -> impl Iterator<Item = (&'static str, &'static str, clap::
     (COMMANDS.iter()).map(|(name, operands, what, _, options)| {
         (*name, *operands, options().name(*name).about(*what))
     })
+}
+
+/// All commands with all their options, as clap completes them.
+pub fn built() -> impl Iterator<Item = clap::Command> {
+    definitions().map(|(name, _, definition)| {
+        let mut command = with_command_options(definition, name);
+        command.build();
+        command
+    })
+}
+
+/// Whether a command has a subcommand of this name.
+pub fn has_subcommand(command: &str, name: &str) -> bool {
+    let mut found = definitions().filter(|definition| definition.0 == command);
+    found.any(|(_, _, definition)| definition.find_subcommand(name).is_some())
 }
 
 /// What `--help` prints.

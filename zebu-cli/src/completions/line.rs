@@ -10,6 +10,8 @@ pub struct Line {
     kept: String,
     /// The quotation mark that is open where that begins.
     quote: Option<char>,
+    /// Whether that mark is the last character before it.
+    follows_quote: bool,
 }
 
 impl Line {
@@ -25,26 +27,33 @@ impl Line {
         // What touches the cursor belongs to its word.
         let touching = usize::from(!after.starts_with(char::is_whitespace));
         words.extend(rest.into_iter().skip(touching));
-        let (kept, quote) = split(before.strip_suffix(replaced).unwrap_or(before));
+        let stays = before.strip_suffix(replaced).unwrap_or(before);
+        let (kept, quote) = split(stays);
         Line {
             words,
             index,
             kept: kept.into_iter().nth(index).unwrap_or_default(),
+            follows_quote: quote.is_some_and(|quote| stays.ends_with(quote)),
             quote,
         }
     }
 
-    /// What bash has to insert for a word; None: it cannot be written there.
+    /// What bash has to insert for a word; None: it does not begin like that at the cursor.
     pub fn insertion(&self, word: &str) -> Option<String> {
         let rest = word.strip_prefix(&self.kept)?;
-        match self.quote {
-            None => Some(quoted(rest)),
-            // These mean nothing in quotation marks either.
-            Some(_) => rest
-                .chars()
-                .all(|c| c == ' ' || is_plain(c))
-                .then(|| rest.into()),
+        let Some(quote) = self.quote else {
+            return Some(quoted(rest));
+        };
+        let mut text = in_quotes(rest, quote);
+        // Bash drops an open mark before a text that begins with one, and does not close it behind a text
+        // that ends with one.
+        if self.follows_quote && text.starts_with(quote) {
+            text.insert(0, quote);
         }
+        if text.ends_with(quote) {
+            text.push(quote);
+        }
+        Some(text)
     }
 }
 
@@ -60,7 +69,8 @@ fn split(line: &str) -> (Vec<String>, Option<char>) {
             (None, '\'' | '"') => (quote, has_begun) = (Some(c), true),
             (None | Some('"'), '\\') => {
                 let next = chars.next();
-                if quote.is_some() && !next.is_some_and(|c| "$`\"\\".contains(c)) {
+                // One at the end is the beginning of what names have in common.
+                if quote.is_some() && next.is_some_and(|c| !"$`\"\\".contains(c)) {
                     word.push('\\');
                 }
                 word.extend(next);
@@ -89,6 +99,21 @@ fn quoted(word: &str) -> String {
             text.push('\\');
         }
         text.push(c);
+    }
+    text
+}
+
+/// A part of a word in quotation marks, which stay open.
+fn in_quotes(part: &str, quote: char) -> String {
+    let mut text = String::new();
+    for c in part.chars() {
+        match (quote, c) {
+            ('\'', '\'') => text.push_str("'\\''"),
+            // A backslash before it would stay.
+            ('"', '!') => text.push_str("\"'!'\""),
+            ('"', '$' | '`' | '"' | '\\') => text.extend(['\\', c]),
+            _ => text.push(c),
+        }
     }
     text
 }
@@ -148,7 +173,14 @@ mod tests {
         assert_eq!(insertion("zebu ", "", "~a"), new("\\~a"));
         assert_eq!(insertion("zebu -o a=", "", "a=b'"), new("b\\'"));
         assert_eq!(insertion("zebu 'a", "a", "a b"), new("a b"));
-        assert_eq!(insertion("zebu \"a", "a", "a$b"), None);
-        assert_eq!(insertion("zebu 'a", "a", "a'b"), None);
+        assert_eq!(
+            insertion("zebu \"a", "a", "a$b!c\\"),
+            new("a\\$b\"'!'\"c\\\\")
+        );
+        assert_eq!(insertion("zebu \"a\\", "a\\", "a\""), new("a\\\"\""));
+        assert_eq!(insertion("zebu \"", "", "!a"), new("\"\"'!'\"a"));
+        assert_eq!(insertion("zebu 'a", "a", "a'b$"), new("a'\\''b$"));
+        assert_eq!(insertion("zebu '", "", "'"), new("''\\'''"));
+        assert_eq!(insertion("zebu a='", "", "b"), None);
     }
 }

@@ -146,13 +146,10 @@ fn answer(words: &[String], index: usize) -> Option<Answer> {
 
 /// What may be at the word `index` of those behind the name of a command.
 fn after_command(name: &str, words: &[String], index: usize) -> Answer {
-    let found = commands::definitions().find(|definition| definition.0 == name);
-    let Some((_, _, definition)) = found else {
-        return Answer::default();
-    };
-    let mut command = invocation::with_command_options(definition, name);
-    command.build();
-    in_command(&command, name, words, index)
+    match commands::built().find(|command| command.get_name() == name) {
+        Some(command) => in_command(&command, name, words, index),
+        None => Answer::default(),
+    }
 }
 
 fn command_names() -> impl Iterator<Item = (String, String)> {

@@ -6,13 +6,16 @@ mod examples;
 mod texts;
 
 use std::ffi::OsString;
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
+use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
 use clap::{Command, Parser};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
+use zebu::internal::printable;
 
 use crate::commands;
 use crate::failure::{Failure, Outcome};
@@ -60,10 +63,18 @@ pub struct Arguments {
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = invocation::parse(invocation, arguments)?;
     let (folder, date) = match &arguments.names[..] {
-        [folder] => (folder, String::new()),
-        [folder, date] => (folder, date.to_string_lossy().into_owned()),
+        [folder] if !folder.is_empty() => (folder, String::new()),
+        [folder, date] if !folder.is_empty() => (folder, date.to_string_lossy().into_owned()),
+        [folder] | [folder, _] if folder.is_empty() => {
+            return Err(Failure::new("The name of the folder is empty"));
+        }
         _ => return Err(Failure::new("Expecting a folder, and perhaps a date").with_hint()),
     };
+    if !date.is_empty() && !is_date(&date) {
+        let date = printable(date.as_bytes());
+        let why = format!("Invalid date '{date}': it must be YYYY-MM-DD");
+        return Err(Failure::new(why));
+    }
     let folder = Path::new(folder);
     let failed = |error| Failure::new(format!("{}: {error}", folder.display()));
     fs::create_dir_all(folder).map_err(failed)?;
@@ -73,6 +84,21 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         fs::write(path, text).map_err(failed)?;
     }
     Ok(0)
+}
+
+/// Whether it is YYYY-MM-DD.
+fn is_date(text: &str) -> bool {
+    let number = |range: Range<usize>, bounds: RangeInclusive<u32>| {
+        let digits = text.get(range).unwrap_or_default();
+        digits.bytes().all(|b| b.is_ascii_digit())
+            && digits.parse().is_ok_and(|number| bounds.contains(&number))
+    };
+    let dashes = [4, 7].map(|at| text.as_bytes().get(at) == Some(&b'-'));
+    text.len() == 10
+        && dashes == [true, true]
+        && number(0..4, 0..=9999)
+        && number(5..7, 1..=12)
+        && number(8..10, 1..=31)
 }
 
 /// A man page.
@@ -140,13 +166,11 @@ impl Page {
             }
         });
         let trailer = self.definition.get_after_help().map(ToString::to_string);
-        let man = Man::new(definition)
-            .title(title.to_uppercase())
-            .date(date)
-            .source(format!("zebu {}", env!("CARGO_PKG_VERSION")))
-            .manual("zebu");
+        let man = Man::new(definition);
         let mut out = Vec::new();
-        man.render_title(&mut out)?;
+        // clap_mangen leaves an empty date out, and what follows takes its place.
+        let (title, version) = (title.to_uppercase(), env!("CARGO_PKG_VERSION"));
+        writeln!(out, ".TH {title} 1 \"{date}\" \"zebu {version}\" zebu")?;
         man.render_name_section(&mut out)?;
         man.render_synopsis_section(&mut out)?;
         let mut roff = Roff::default();

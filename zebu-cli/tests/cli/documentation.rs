@@ -80,7 +80,7 @@ fn man_pages_are_rendered_without_warnings() {
     }
     let convert = fs::read_to_string(lab.path("man/zebu-convert.1")).unwrap();
     assert!(
-        convert.contains("\n.TH ZEBU-CONVERT 1 2026-01-02 "),
+        convert.starts_with(".TH ZEBU-CONVERT 1 \"2026-01-02\" \"zebu "),
         "{convert}"
     );
     assert!(
@@ -109,4 +109,40 @@ fn man_pages_are_rendered_without_warnings() {
             assert_eq!((answer.status, said), (0, ("", "")), "{program} {page}");
         }
     }
+}
+
+#[test]
+fn man_pages_have_a_date_or_none() {
+    if beyond_qemu("man pages") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.zebu(&["manual", "none"]).ok("manual");
+    let page = fs::read_to_string(lab.path("none/zebu.1")).unwrap();
+    assert!(page.starts_with(".TH ZEBU 1 \"\" \"zebu "), "{page}");
+    lab.zebu(&["manual", "leap", "2028-02-29"]).ok("a date");
+    for date in [
+        "2026-1-2",
+        "26-01-02",
+        "2026-13-02",
+        "2026-00-02",
+        "2026-01-32",
+        "2026-01-00",
+        "+026-01-02",
+        "2026/01/02",
+        "2026-01-02 ",
+        "2026-01-0\u{e9}",
+        "x\" y\n.sy id",
+        "today",
+    ] {
+        lab.zebu(&["manual", "bad", date])
+            .failed_with_one_line(1, date);
+    }
+    for args in [&["manual", ""][..], &["manual", "", "2026-01-02"]] {
+        lab.zebu(args).failed_with_one_line(1, "no folder");
+    }
+    let entries = fs::read_dir(lab.path("")).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["leap", "none"]);
 }

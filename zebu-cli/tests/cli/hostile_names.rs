@@ -141,7 +141,7 @@ fn lists_of_servers_have_no_control_characters() {
 }
 
 /// Names of snapshots that shells must quote.
-const SNAPSHOTS: [&str; 12] = [
+const SNAPSHOTS: [&str; 17] = [
     "plain",
     "$(touch pwned)",
     "`touch pwned`",
@@ -154,6 +154,11 @@ const SNAPSHOTS: [&str; 12] = [
     "~root",
     "*{x,y}?[z]",
     "#a|b>c<d!e",
+    "!a!",
+    "'",
+    "\"",
+    "ends with '",
+    "ends with \"",
 ];
 
 /// Folder with images that have one snapshot each, and a `zebu` that notes how it was called.
@@ -233,9 +238,15 @@ fn types(shell: &str, options: &[&str], start: &str) {
             continue;
         }
         let file = format!("disk {n}.qcow2");
-        let line = format!("zebu snapshot 'disk {n}.qcow2' -a \t\n");
-        let words = called(&line, &mut ours);
-        assert_eq!(words, ["snapshot", &file, "-a", name], "{shell}");
+        // Also in quotation marks that are open, with what a name begins with or without.
+        let first = name.chars().next().filter(char::is_ascii_alphabetic);
+        let first = first.map_or_else(String::new, String::from);
+        let quoted = ["'", "\""].map(|mark| [mark.to_string(), format!("{mark}{first}")]);
+        for start in [String::new()].iter().chain(quoted.as_flattened()) {
+            let line = format!("zebu snapshot 'disk {n}.qcow2' -a {start}\t\n");
+            let words = called(&line, &mut ours);
+            assert_eq!(words, ["snapshot", &file, "-a", name], "{shell}: {line}");
+        }
     }
     // Words that have begun, an image behind them, files.
     for (line, words) in [

@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -163,7 +164,9 @@ fn checksums_are_verified() {
         fs::write(lab.path("old"), vec![7; 1 << 20]).unwrap();
         let answer = lab.zebu(&["import", "-O", "qcow2", "--sha256", &wrong, file, "old"]);
         self::verdict(&answer, 3);
-        assert_eq!(fs::read(lab.path("old")).unwrap(), b"");
+        // An image with tables is verified before the target is touched.
+        let left = if file == "x.raw" { 0 } else { 1 << 20 };
+        assert_eq!(fs::read(lab.path("old")).unwrap(), vec![7; left]);
         lab.shell("sha256sum x.raw x.qcow2 > sums").ok("sums");
         says(
             &import(&lab, &["--sums", "sums", &url], 3),
@@ -219,9 +222,10 @@ fn images_that_name_files_are_refused() {
         assert_eq!(verdict[key], name);
         assert_eq!(verdict["compression"], "gzip");
     }
-    says(&import(&lab, &["vmdk"], 1), "--spill");
-    let verdict = import(&lab, &["--spill", ".", "vmdk"], 2);
-    assert_eq!(verdict["format"], "vmdk");
+    for options in [&[][..], &["--spill", "."]] {
+        let verdict = import(&lab, &[options, &["vmdk"]].concat(), 2);
+        assert_eq!(verdict["format"], "vmdk");
+    }
     // The target that was there is as it was.
     fs::write(lab.path("old"), "before").unwrap();
     verdict_of_old(&lab, "backed");
@@ -304,18 +308,82 @@ fn damaged_images_are_refused() {
     // An image of another format is verified before the target is touched.
     lab.qemu_img(&["convert", "-f", "raw", "-O", "vdi", "x.raw", "x.vdi"])
         .ok("vdi");
-    says(&import(&lab, &["x.vdi"], 1), "--spill");
-    let verdict = import(&lab, &["--spill", ".", "x.vdi"], 0);
-    assert_eq!(verdict["format"], "vdi");
-    assert_eq!(verdict["virtual-size"], 4 << 20);
-    lab.assert_same_bytes("out", "x.raw", "vdi");
+    lab.shell("gzip -c x.vdi > vdi.gz").ok("gzip");
+    says(&import(&lab, &["vdi.gz"], 1), "--spill");
+    for args in [&["--spill", ".", "vdi.gz"][..], &["x.vdi"]] {
+        let verdict = import(&lab, args, 0);
+        assert_eq!(verdict["format"], "vdi");
+        assert_eq!(verdict["virtual-size"], 4 << 20);
+        lab.assert_same_bytes("out", "x.raw", "vdi");
+    }
     fs::write(lab.path("old"), "before").unwrap();
     let wrong = sum(&lab, "sha256sum", "x.raw");
     let args = ["import", "--spill", ".", "--sha256", &wrong, "x.vdi", "old"];
     self::verdict(&lab.zebu(&args), 3);
     assert_eq!(fs::read(lab.path("old")).unwrap(), b"before");
-    let args = ["--spill", ".", "--spill-size", "1M", "x.vdi"];
+    let args = ["--spill", ".", "--spill-size", "1M", "vdi.gz"];
     says(&import(&lab, &args, 4), "may be kept");
+}
+
+/// A file is read by its tables, wherever they are; a stream must be kept.
+#[test]
+fn files_need_no_spill() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(12 << 20);
+    // The tables of the disk come after data of which a snapshot has others.
+    lab.zebu(&["snapshot", "-c", "first", "x.qcow2"])
+        .ok("snapshot");
+    let write = "write -P 7 0 12M";
+    lab.zebu_io(&["-c", write, "x.qcow2"]).ok("write");
+    lab.zebu_io(&["-f", "raw", "-c", write, "x.raw"])
+        .ok("write");
+    for format in ["vdi", "vhdx", "vmdk"] {
+        let name = format!("x.{format}");
+        lab.qemu_img(&["convert", "-O", format, "x.qcow2", &name])
+            .ok(format);
+    }
+    for file in ["x.qcow2", "x.vdi", "x.vhdx", "x.vmdk"] {
+        let sha256 = sum(&lab, "sha256sum", file);
+        for target in ["raw", "qcow2"] {
+            let verdict = import(&lab, &["--sha256", &sha256, "-O", target, file], 0);
+            lab.zebu(&["compare", "out", "x.raw"]).ok(file);
+            let length = fs::metadata(lab.path(file)).unwrap().len();
+            assert_eq!(verdict["bytes-read"], length);
+            assert_eq!(verdict["image-bytes"], length);
+            assert_eq!(verdict["checksums"]["sha256"], sha256);
+            assert_eq!(verdict["verified"][0], "sha256");
+        }
+        let wrong = sha256.replace(|c: char| c.is_ascii_digit(), "0");
+        import(&lab, &["--sha256", &wrong, file], 3);
+    }
+    lab.shell("cat x.vdi | \"$0\" import - out")
+        .fails_with("--spill");
+}
+
+/// What is converted is what was verified.
+#[test]
+fn a_file_that_changes_is_refused() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(48 << 20);
+    let ended = AtomicBool::new(false);
+    let verdict = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = fs::File::options().write(true).open(lab.path("x.qcow2"));
+            let file = file.unwrap();
+            while !ended.load(Ordering::Relaxed) {
+                file.set_modified(std::time::SystemTime::now()).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let verdict = import(&lab, &["x.qcow2"], 5);
+        ended.store(true, Ordering::Relaxed);
+        verdict
+    });
+    says(&verdict, "has changed while it was read");
 }
 
 #[test]

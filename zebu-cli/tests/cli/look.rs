@@ -1,9 +1,13 @@
 //! Reports for people: `map --picture`, `info --human`, colours, and the progress of `check`.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::io::Read;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Lab, beyond_qemu};
+use crate::common::terminal::terminal;
+use crate::common::{Lab, beyond_qemu, program};
 
 /// An image with everything: a backing file, compressed data, zeroes, a snapshot.
 fn made() -> Lab {
@@ -51,7 +55,7 @@ fn a_picture_shows_everything() {
         "data in base.raw",
         "recorded as zero",
         "held by a snapshot, too",
-        "Snapshots: 1; they hold 512 KiB of the disk's data, too",
+        "Snapshots: 1, holding 512 KiB of the disk's data, too",
         "leaked: 0 B",
     ] {
         assert!(svg.contains(text), "{text}: {svg}");
@@ -71,6 +75,51 @@ fn a_picture_shows_everything() {
         all.extend(args);
         lab.zebu(&all).ok("a part");
     }
+    lab.make("create one.qcow2 1M; io one.qcow2: write 0 64k");
+    lab.zebu(&["map", "--picture", "b.svg", "one.qcow2"])
+        .ok("one piece");
+    let svg = fs::read_to_string(lab.path("b.svg")).unwrap();
+    assert!(svg.contains("Data in 1 piece, "), "{svg}");
+}
+
+#[test]
+fn a_picture_that_fails_leaves_the_old_one() {
+    if beyond_qemu("pictures") {
+        return;
+    }
+    let lab = made();
+    let names = || {
+        let entries = fs::read_dir(lab.path("")).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    fs::write(lab.path("a.svg"), "old").unwrap();
+    fs::set_permissions(lab.path("a.svg"), Permissions::from_mode(0o640)).unwrap();
+    symlink("a.svg", lab.path("link.svg")).unwrap();
+    let before = names();
+    for name in ["a.svg", "link.svg"] {
+        let script = format!("ulimit -f 1; exec \"$0\" map --picture {name} top.qcow2");
+        lab.shell(&script).failed_with_one_line(1, name);
+        assert_eq!(fs::read(lab.path("a.svg")).unwrap(), b"old");
+        assert_eq!(names(), before);
+    }
+    lab.zebu(&["map", "--picture", "link.svg", "top.qcow2"])
+        .ok("through a link");
+    assert!(lab.path("link.svg").is_symlink());
+    let new = fs::read(lab.path("a.svg")).unwrap();
+    assert!(new.starts_with(b"<svg"));
+    let mode = fs::metadata(lab.path("a.svg")).unwrap().permissions();
+    assert_eq!(mode.mode() & 0o777, 0o640);
+    assert_eq!(names(), before);
+    // What is no file is written.
+    let script =
+        "mkfifo pipe.svg; cat pipe.svg > got & \"$0\" map --picture pipe.svg top.qcow2 && wait";
+    lab.shell(script).ok("a pipe");
+    assert_eq!(fs::read(lab.path("got")).unwrap(), new);
+    symlink("/dev/full", lab.path("full.svg")).unwrap();
+    lab.zebu(&["map", "--picture", "full.svg", "top.qcow2"])
+        .fails_with("No space left");
 }
 
 #[test]
@@ -80,7 +129,7 @@ fn a_picture_replaces_no_image() {
     }
     let lab = made();
     for (link, name) in [("a.svg", "top.qcow2"), ("b.png", "base.raw")] {
-        std::os::unix::fs::symlink(name, lab.path(link)).unwrap();
+        symlink(name, lab.path(link)).unwrap();
         let before = fs::read(lab.path(name)).unwrap();
         let answer = lab.zebu(&["map", "--picture", link, "top.qcow2"]);
         answer.failed_with_one_line(1, name);
@@ -138,7 +187,7 @@ fn a_summary() {
         "top.qcow2: qcow2 disk of 4 MiB, clusters of 64 KiB, version 3, zlib\n",
         " 1.56 MiB of 4 MiB (39.1 %)\n",
         "compressed 64 KiB of it",
-        "snapshots  1, which hold 512 KiB of the disk's data, too\n",
+        "snapshots  1, holding 512 KiB of the disk's data, too\n",
         "chain      top.qcow2 (qcow2, 576 KiB of the disk)\n",
         "`- base.raw (raw, 1 MiB of the disk)\n",
     ] {
@@ -166,4 +215,40 @@ fn without_a_terminal_check_shows_no_progress() {
     let plain = lab.zebu(&["check", "top.qcow2"]).ok("check");
     let shown = lab.zebu(&["check", "-p", "top.qcow2"]).ok("check -p");
     assert_eq!((plain.out, plain.err), (shown.out, shown.err));
+}
+
+#[test]
+fn no_quiet_command_shows_progress() {
+    if beyond_qemu("progress on standard error") {
+        return;
+    }
+    let lab = made();
+    fs::copy(lab.path("top.qcow2"), lab.path("other.qcow2")).unwrap();
+    for line in [
+        "check -p -q top.qcow2",
+        "check -p -q -r all top.qcow2",
+        "compare -p -q other.qcow2 top.qcow2",
+        "convert -p -q -O raw top.qcow2 out",
+        "amend -p -q -o lazy_refcounts=on top.qcow2",
+        "rebase -p -q -b base.raw -F raw other.qcow2",
+        "backup -p -q top.qcow2 --to set",
+        "commit -p -q other.qcow2",
+    ] {
+        let (mut ours, theirs) = terminal();
+        let handle = || Stdio::from(theirs.try_clone().unwrap());
+        let status = Command::new(program())
+            .args(line.split(' '))
+            .current_dir(lab.path(""))
+            .env("TERM", "xterm")
+            .stdout(handle())
+            .stderr(handle())
+            .status();
+        assert!(status.unwrap().success(), "{line}");
+        drop(theirs);
+        let mut shown = Vec::new();
+        // The end of a pseudoterminal is an error.
+        let _ = ours.read_to_end(&mut shown);
+        let shown = String::from_utf8_lossy(&shown);
+        assert_eq!(shown, "", "{line}");
+    }
 }

@@ -172,6 +172,12 @@ fn hostile_clients_of_metrics() {
         (b"GET /metrics?a=b HTTP/1.1\r\n\r\n", "200"),
         (b"HEAD /metrics HTTP/1.1\r\n\r\n", "200"),
         (b"GET / HTTP/1.1\r\n\r\n", "200"),
+        (b"GET http://host/metrics HTTP/1.1\r\n\r\n", "200"),
+        (b"GET HTTP://[::1]:9/metrics?a=b HTTP/1.1\r\n\r\n", "200"),
+        (b"GET http://host HTTP/1.1\r\n\r\n", "200"),
+        (b"GET http://host?a=/metrics HTTP/1.1\r\n\r\n", "200"),
+        (b"GET http://host/x HTTP/1.1\r\n\r\n", "404"),
+        (b"GET http:///metrics HTTP/1.1\r\n\r\n", "400"),
         (b"GET /x HTTP/1.1\r\n\r\n", "404"),
         (
             b"POST /metrics HTTP/1.1\r\nContent-Length: 9\r\n\r\n123456789",
@@ -320,7 +326,13 @@ fn top_leaves_the_terminal_as_it_was() {
     let lab = Lab::new();
     lab.make("create x.qcow2 1M");
     let mut server = Server::start(&lab, &["-t", "--metrics", "unix:m.sock", "x.qcow2"]);
-    for (end, status) in [("q", 0), ("INT", 0), ("TERM", 128 + 15)] {
+    for (end, status) in [
+        ("q", 0),
+        ("INT", 0),
+        ("HUP", 128 + 1),
+        ("QUIT", 128 + 3),
+        ("TERM", 128 + 15),
+    ] {
         let (mut ours, theirs) = terminal();
         let modes = || rustix::termios::tcgetattr(&theirs).unwrap();
         let before = format!("{:?}", modes().local_modes);

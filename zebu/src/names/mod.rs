@@ -8,6 +8,7 @@
 
 mod blkdebug;
 mod drivers;
+pub(crate) mod host;
 #[cfg(feature = "http")]
 mod http;
 mod image_options;

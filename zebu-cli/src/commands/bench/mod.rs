@@ -27,20 +27,10 @@ use requests::{measure, measure_threads, queue};
 #[command(about = "Runs a simple benchmark on an image")]
 pub struct Arguments {
     /// Number of requests
-    #[arg(
-        short = 'c',
-        long = "count",
-        value_name = "COUNT",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'c', long = "count", value_name = "COUNT")]
     count: Option<String>,
     /// Number of requests in flight (queue depth)
-    #[arg(
-        short = 'd',
-        long = "depth",
-        value_name = "DEPTH",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'd', long = "depth", value_name = "DEPTH")]
     depth: Option<String>,
     /// Format of the image
     #[arg(short = 'f', long = "format", value_name = "FMT")]
@@ -52,28 +42,13 @@ pub struct Arguments {
     #[arg(short = 'i', long = "aio", value_name = "AIO")]
     aio: Option<String>,
     /// Offset of the first request
-    #[arg(
-        short = 'o',
-        long = "offset",
-        value_name = "OFFSET",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'o', long = "offset", value_name = "OFFSET")]
     offset: Option<String>,
     /// Size of a request
-    #[arg(
-        short = 's',
-        long = "buffer-size",
-        value_name = "SIZE",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 's', long = "buffer-size", value_name = "SIZE")]
     buffer_size: Option<String>,
     /// Distance between the offsets of requests; 0: the buffer size
-    #[arg(
-        short = 'S',
-        long = "step-size",
-        value_name = "SIZE",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'S', long = "step-size", value_name = "SIZE")]
     step_size: Option<String>,
     /// Cache mode: none, writeback, writethrough, directsync or unsafe
     #[arg(short = 't', long = "cache", value_name = "CACHE")]
@@ -91,14 +66,10 @@ pub struct Arguments {
     #[arg(short = 'w', long = "write")]
     write: bool,
     /// Byte to write (default 0)
-    #[arg(long = "pattern", value_name = "BYTE", allow_hyphen_values = true)]
+    #[arg(long = "pattern", value_name = "BYTE")]
     pattern: Option<String>,
     /// Flush after this number of writes
-    #[arg(
-        long = "flush-interval",
-        value_name = "COUNT",
-        allow_hyphen_values = true
-    )]
+    #[arg(long = "flush-interval", value_name = "COUNT")]
     flush_interval: Option<String>,
     /// Do not wait for requests in flight before a flush
     #[arg(long = "no-drain")]
@@ -108,7 +79,7 @@ pub struct Arguments {
     random: bool,
     /// Number of threads, each with a queue and a part of the requests and of the depth (not in
     /// qemu-img)
-    #[arg(long = "threads", value_name = "N", allow_hyphen_values = true)]
+    #[arg(long = "threads", value_name = "N")]
     threads: Option<String>,
     /// The image
     #[arg(value_name = "FILE")]

@@ -66,7 +66,7 @@ pub struct Arguments {
     #[arg(short = 'c', long)]
     compress: bool,
     /// Compression level: 1 to 9 for zlib, 1 to 22 for zstd
-    #[arg(long, value_name = "LEVEL", allow_hyphen_values = true)]
+    #[arg(long, value_name = "LEVEL")]
     level: Option<i32>,
     /// Copy the bitmaps of the source
     #[arg(long)]
@@ -81,20 +81,10 @@ pub struct Arguments {
     #[arg(long)]
     target_is_zero: bool,
     /// Shortest run of zeroes in bytes that is left unallocated; 0: allocate everything
-    #[arg(
-        short = 'S',
-        long = "sparse-size",
-        value_name = "SIZE",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'S', long = "sparse-size", value_name = "SIZE")]
     sparse: Option<String>,
     /// Number of concurrent chunks, 1 to 16 (default: by the number of cores)
-    #[arg(
-        short = 'm',
-        long = "parallel",
-        value_name = "NUMBER",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'm', long = "parallel", value_name = "NUMBER")]
     workers: Option<String>,
     /// Write to the target out of order, as is always done with raw targets
     #[arg(short = 'W', long = "oob-writes")]
@@ -103,7 +93,7 @@ pub struct Arguments {
     #[arg(short = 'C', long = "copy-range-offloading")]
     copy_range: bool,
     /// Rate limit in bytes per second
-    #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
+    #[arg(short = 'r', long, value_name = "RATE")]
     rate: Option<String>,
     /// Replace what cannot be read by zeroes, and go on
     #[arg(long)]
@@ -113,7 +103,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     spill: Option<PathBuf>,
     /// Bytes of that file at most (default 64G)
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE")]
     spill_size: Option<String>,
     /// Show progress
     #[arg(short, long)]

@@ -15,7 +15,7 @@ use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream, Target};
 use zebu::names::Source;
 use zebu::storage::Queue;
 
-use super::source::{Bounded, Opened};
+use super::source::{Bounded, Opened, Seekable};
 use super::verdict::{Cause, Record, Trouble};
 use super::{Bounds, Digests, Wanted, Watch};
 use crate::commands::convert::{self, stream, target};
@@ -89,6 +89,7 @@ impl Job {
         let digests = self.digests(&source)?;
         let format = self.format(&source)?;
         let bounds = Bounds::new(wanted.max_download);
+        let seekable = source.seekable()?;
         let fetched = source.fetch(wanted.max_download, digests, &self.record)?;
         let refused = |e: zebu::Error| Trouble::of_image(&e);
         let (reader, compression) = jobs::unpacked(Box::new(fetched)).map_err(refused)?;
@@ -110,9 +111,15 @@ impl Job {
             wanted.arguments.spill.clone(),
             wanted.arguments.spill_size.clone(),
         );
-        match stream::needs_file(&arguments, &stream, false) {
-            None => self.as_it_comes(&queue, &arguments, stream, &bounds),
-            Some(why) => self.after_spill(&queue, &arguments, stream, &why),
+        let why = stream::needs_file(&arguments, &stream, false);
+        // The tables of a qcow2 image may come after what they map.
+        let is_better_in_place = why.is_some() || stream.format() == Format::QCOW2;
+        match (seekable, why) {
+            (Some(source), _) if compression.is_none() && is_better_in_place => {
+                self.in_place(&queue, &arguments, stream, &source)
+            }
+            (_, None) => self.as_it_comes(&queue, &arguments, stream, &bounds),
+            (_, Some(why)) => self.after_spill(&queue, &arguments, stream, &why),
         }
     }
 
@@ -201,6 +208,21 @@ impl Job {
         Ok(())
     }
 
+    /// Reads a file to its end, to verify it, and then again by its tables.
+    fn in_place(
+        &self,
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        stream: ImageStream,
+        source: &Seekable,
+    ) -> Result<(), Trouble> {
+        let format = stream.format();
+        let failed = |e| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
+        stream.skip().map_err(failed)?;
+        let checked = || source.check_unchanged();
+        self.from_file(queue, arguments, &source.file, format, checked)
+    }
+
     /// Keeps a stream in a file, which is verified before it is converted.
     fn after_spill(
         &self,
@@ -224,6 +246,18 @@ impl Job {
             };
             Trouble::new(cause, zebu::strerror(&e).to_string())
         })?;
+        self.from_file(queue, arguments, &file, format, || Ok(()))
+    }
+
+    /// Converts a verified file. `checked` says in the end whether it is still that.
+    fn from_file(
+        &self,
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        file: &File,
+        format: Format,
+        checked: impl Fn() -> Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
         let source = Source::Name(name.into());
         let how = untrusted::defaults().format(Some(format));
@@ -244,7 +278,8 @@ impl Job {
         let (target, options, existed) = self.open_target(queue, arguments, &content)?;
         let watched = |event| self.watched(&event, Some(size));
         let result = jobs::convert(sources.into(), target, &options, watched);
-        self.close_target(existed, result.map_err(|e| Trouble::of_conversion(&e)))
+        let result = result.map_err(|e| Trouble::of_conversion(&e));
+        self.close_target(existed, result.and_then(|()| checked()))
     }
 
     /// What is done with an event of a conversion.

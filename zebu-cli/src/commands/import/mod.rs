@@ -52,22 +52,22 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE|URL")]
     sums: Option<OsString>,
     /// Bytes of the disk at most (default 64T)
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE")]
     max_virtual_size: Option<String>,
     /// Bytes of the source at most, and of the image in it after decompression
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE")]
     max_download: Option<String>,
     /// Seconds that it may take
-    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SECONDS")]
     max_time: Option<String>,
     /// Seconds of processor time that it may take
-    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SECONDS")]
     max_cpu: Option<String>,
     /// Folder for a temporary file, which images need that cannot be converted as they come
     #[arg(long, value_name = "DIR")]
     spill: Option<PathBuf>,
     /// Bytes of that file at most (default 64G)
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE")]
     spill_size: Option<String>,
     /// Show progress on standard error, if that is a terminal
     #[arg(short, long)]

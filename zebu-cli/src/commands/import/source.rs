@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -35,6 +36,47 @@ pub struct Opened {
     pub base_name: Option<OsString>,
     /// Its path, if it is a file.
     path: Option<OsString>,
+}
+
+/// A file that is read more than once.
+pub struct Seekable {
+    pub file: File,
+    /// What tells its states apart.
+    state: [i64; 5],
+}
+
+impl Seekable {
+    fn new(file: &File) -> io::Result<Option<Seekable>> {
+        Ok(match file.metadata()?.is_file() {
+            true => Some(Seekable {
+                file: file.try_clone()?,
+                state: state(file)?,
+            }),
+            false => None,
+        })
+    }
+
+    /// Fails if the file was written since it was opened.
+    pub fn check_unchanged(&self) -> Result<(), Trouble> {
+        match state(&self.file) {
+            Ok(now) if now == self.state => Ok(()),
+            _ => Err(Trouble::new(
+                Cause::Source,
+                "The source has changed while it was read",
+            )),
+        }
+    }
+}
+
+fn state(file: &File) -> io::Result<[i64; 5]> {
+    let found = file.metadata()?;
+    Ok([
+        found.size() as i64,
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+        found.ctime_nsec(),
+    ])
 }
 
 enum Bytes {
@@ -86,6 +128,15 @@ impl Opened {
     pub fn is_file(&self, path: &Path) -> bool {
         let own = self.path.as_ref().map(Path::new);
         own.is_some_and(|own| same_file::is_same(own, path))
+    }
+
+    /// The file, if parts of it can be read in any order.
+    pub fn seekable(&self) -> Result<Option<Seekable>, Trouble> {
+        let found = match (&self.bytes, &self.path) {
+            (Bytes::File(file), Some(_)) => Seekable::new(file),
+            _ => Ok(None),
+        };
+        found.map_err(|e| Trouble::new(Cause::Source, zebu::strerror(&e).to_string()))
     }
 
     /// All of it, if it has no more than `most` bytes.

@@ -146,7 +146,7 @@ impl Summary<'_> {
             return;
         }
         let shared = size::human(self.survey.total.shared);
-        let text = format!("{}, which hold {shared} of the disk's data, too", all.len());
+        let text = format!("{}, holding {shared} of the disk's data, too", all.len());
         self.line("snapshots", &text);
         for snapshot in all.iter().take(MOST_LISTED) {
             let name = printable(snapshot.name_text());

@@ -25,10 +25,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
     /// First byte of the range
-    #[arg(short, long, value_name = "OFFSET", allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "OFFSET")]
     start_offset: Option<String>,
     /// Length of the range in bytes
-    #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
+    #[arg(short = 'l', long, value_name = "LENGTH")]
     max_length: Option<String>,
     /// Draw the disk instead, into a file that ends in .svg or .png
     #[arg(long, value_name = "FILE")]

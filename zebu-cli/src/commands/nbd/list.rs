@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use zebu::internal::addresses;
 use zebu::internal::nbd::{
     ContextQuery, DEFAULT_PORT, Go, Info, MAGIC, OPTION_MAGIC, OptionKind, OptionReplyHeader,
     OptionReplyKind, ProtocolError, decode_list_item, encode_option, handshake,
@@ -70,7 +71,8 @@ fn connect(arguments: &Arguments) -> Result<(String, Box<dyn Stream>), Failure> 
         None => {
             let host = arguments.bind.as_deref().unwrap_or("0.0.0.0");
             let port = arguments.port()?.unwrap_or(DEFAULT_PORT);
-            let connected = TcpStream::connect((host, port)).and_then(|stream| {
+            let connected = addresses(host, port).and_then(|all| TcpStream::connect(&*all));
+            let connected = connected.and_then(|stream| {
                 stream.set_read_timeout(limit)?;
                 Ok(Box::new(stream) as _)
             });

@@ -1,12 +1,14 @@
 //! Asks a server for its metrics, over HTTP. The server is not trusted: the answer has limits.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use zebu::internal::addresses;
 
 use crate::metrics_address::MetricsAddress;
 
@@ -49,7 +51,7 @@ fn unix(path: &std::ffi::OsStr) -> io::Result<UnixStream> {
 
 fn tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in (host, port).to_socket_addrs()? {
+    for address in addresses(host, port)? {
         match TcpStream::connect_timeout(&address, rest(deadline)?) {
             Ok(socket) => {
                 socket.set_write_timeout(Some(TIMEOUT))?;

@@ -180,6 +180,14 @@ impl ImageStream {
         }
     }
 
+    /// Reads the stream to its end, and keeps nothing of it. Blocks.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn skip(mut self) -> io::Result<()> {
+        io::copy(&mut self.reader, &mut io::sink()).map(drop)
+    }
+
     /// Opens the backing file that the image names, unless the policy of `options` forbids that.
     /// A relative name is relative to the current directory. Blocks.
     ///

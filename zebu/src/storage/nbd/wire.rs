@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{Shutdown, ToSocketAddrs};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Type};
 
 use super::NbdServer;
+use crate::names::host::addresses;
 use crate::tls::ClientTls;
 use crate::tls::session::Session;
 
@@ -112,7 +113,7 @@ fn resolve(host: &str, port: &str) -> io::Result<Vec<std::net::SocketAddr>> {
             "the port is no number",
         )),
     })?;
-    Ok((host, number).to_socket_addrs()?.collect())
+    addresses(host, number)
 }
 
 fn connect_tcp(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<Socket> {

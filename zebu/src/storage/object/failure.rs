@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::error::{one_line, with_errno};
 
+/// Why nothing can be asked over https.
+pub(super) const NO_AUTHORITIES: &str = "no CA certificates were found in the places where systems \
+    have them (such as /etc/ssl/certs), which SSL_CERT_FILE and SSL_CERT_DIR replace";
+
 /// How one attempt ended.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {

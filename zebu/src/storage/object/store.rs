@@ -15,6 +15,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::{DnsFuture, DnsResolver};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
@@ -23,8 +24,9 @@ use object_store::{
 };
 
 use super::blocks::BLOCK;
-use super::failure::{Pause, Trouble};
+use super::failure::{NO_AUTHORITIES, Pause, Trouble};
 use super::source::{Body, InMemory, Opened, Source, Task};
+use crate::names::host::addresses;
 use crate::storage::{CacheIdentity, Words};
 
 /// Which protocol an object store speaks.
@@ -134,54 +136,90 @@ pub(super) fn connect(
 ) -> Result<(Arc<dyn Store>, String), Trouble> {
     let client = ClientOptions::new()
         .with_timeout_disabled()
-        .with_connect_timeout(timeout);
+        .with_connect_timeout(timeout)
+        .with_dns_resolver(Arc::new(Resolver));
     // Attempts are counted in one place.
     let retry = RetryConfig {
         max_retries: 0,
         ..RetryConfig::default()
     };
-    let wrong = |e: object_store::Error| Trouble::permanent(text(&e));
     let bucket = &options.bucket;
     Ok(match options.kind {
         StoreKind::S3 => {
-            let mut builder = AmazonS3Builder::from_env();
+            let builder = AmazonS3Builder::from_env();
             let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
             let mut endpoint = endpoint
                 .iter()
                 .filter_map(|key| builder.get_config_value(key));
             let place = endpoint.next().unwrap_or_default();
-            let is_plain = place.starts_with("http://");
-            builder = builder.with_client_options(client.with_allow_http(is_plain));
             let builder = builder.with_bucket_name(bucket).with_retry(retry);
-            (Arc::new(builder.build().map_err(wrong)?), place)
+            let store = made(client, &place, |client| {
+                let made = builder.clone().with_client_options(client).build()?;
+                Ok(Arc::new(made))
+            });
+            (store?, place)
         }
         StoreKind::Google => {
             let builder = GoogleCloudStorageBuilder::from_env();
             let base = "google_base_url".parse().ok();
             let base = base.and_then(|key| builder.get_config_value(&key));
             let place = base.unwrap_or_default();
-            let builder = builder
-                .with_client_options(client.with_allow_http(place.starts_with("http://")))
-                .with_bucket_name(bucket)
-                .with_retry(retry);
-            (Arc::new(builder.build().map_err(wrong)?), place)
+            let builder = builder.with_bucket_name(bucket).with_retry(retry);
+            let store = made(client, &place, |client| {
+                let made = builder.clone().with_client_options(client).build()?;
+                Ok(Arc::new(made))
+            });
+            (store?, place)
         }
         StoreKind::Azure => {
             let builder = MicrosoftAzureBuilder::from_env();
             let endpoint = "azure_storage_endpoint".parse().ok();
             let value = |key| builder.get_config_value(&key).unwrap_or_default();
             let endpoint = endpoint.map(value).unwrap_or_default();
-            let is_plain = endpoint.starts_with("http://");
             let account = value(AzureConfigKey::AccountName);
             let emulator = value(AzureConfigKey::UseEmulator);
-            let builder = builder
-                .with_client_options(client.with_allow_http(is_plain))
-                .with_container_name(bucket)
-                .with_retry(retry);
+            let builder = builder.with_container_name(bucket).with_retry(retry);
+            let store = made(client, &endpoint, |client| {
+                let made = builder.clone().with_client_options(client).build()?;
+                Ok(Arc::new(made))
+            });
             let place = [endpoint, account, emulator].join(" ");
-            (Arc::new(builder.build().map_err(wrong)?), place)
+            (store?, place)
         }
     })
+}
+
+/// Makes a store. One with an endpoint of http needs no certificates of authorities.
+fn made(
+    client: ClientOptions,
+    endpoint: &str,
+    make: impl Fn(ClientOptions) -> object_store::Result<Arc<dyn Store>>,
+) -> Result<Arc<dyn Store>, Trouble> {
+    let is_plain = endpoint.starts_with("http://");
+    let client = client.with_allow_http(is_plain);
+    make(client.clone()).or_else(|error| {
+        let without = make(client.with_no_system_certificates(true));
+        match (without, is_plain) {
+            (Ok(store), true) => Ok(store),
+            (Ok(_), false) => Err(Trouble::permanent(NO_AUTHORITIES)),
+            // It is not for want of certificates.
+            (Err(_), _) => Err(Trouble::permanent(text(&error))),
+        }
+    })
+}
+
+/// Finds the addresses of hosts.
+#[derive(Debug)]
+struct Resolver;
+
+impl DnsResolver for Resolver {
+    fn resolve(&self, host: &str) -> DnsFuture {
+        let host = host.to_owned();
+        Box::pin(async move {
+            let found = tokio::task::spawn_blocking(move || addresses(&host, 0)).await??;
+            Ok(found.into_iter().map(|address| address.ip()).collect())
+        })
+    }
 }
 
 /// An object in a store.

@@ -137,8 +137,8 @@ impl<'a> Picture<'a> {
         }
         if survey.extents > 0 {
             say(format!(
-                "Data in {} pieces, {} on average; {} are stored before their predecessor",
-                survey.extents,
+                "Data in {}, {} on average; stored before the one that precedes: {}",
+                size::counted(survey.extents, "piece"),
                 size::human(total.stored() / survey.extents),
                 survey.backward
             ));
@@ -159,7 +159,7 @@ impl<'a> Picture<'a> {
             && !image.snapshots().is_empty()
         {
             say(format!(
-                "Snapshots: {}; they hold {} of the disk's data, too",
+                "Snapshots: {}, holding {} of the disk's data, too",
                 image.snapshots().len(),
                 size::human(total.shared)
             ));
@@ -172,7 +172,8 @@ impl<'a> Picture<'a> {
         }
         let corruptions = self.check.as_ref().map_or(0, |check| check.corruptions);
         if corruptions > 0 {
-            let text = format!("The image has {corruptions} errors: see zebu check");
+            let errors = size::counted(corruptions, "error");
+            let text = format!("The image has {errors}: see zebu check");
             facts.push((text, true));
         }
         facts

@@ -6,8 +6,10 @@ mod draw;
 mod png;
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use zebu::block::Device;
@@ -70,8 +72,32 @@ pub fn draw(
         Kind::Png => Box::new(png::Png::new(width, height)),
     };
     picture.draw(&mut *canvas);
-    fs::write(path, canvas.finish()).map_err(|e| {
+    replace(path, &canvas.finish()).map_err(|e| {
         let (path, why) = (path.display(), zebu::strerror(&e));
         Failure::new(format!("Could not write '{path}': {why}"))
     })
+}
+
+/// Writes a file. One that was there is whole until it is replaced; a device or a pipe is written.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let (path, old) = match fs::metadata(path) {
+        Ok(old) if old.is_file() => (fs::canonicalize(path)?, Some(old)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
+            (path.to_owned(), None)
+        }
+        _ => return fs::write(path, bytes),
+    };
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let mut new = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    if let Some(old) = old {
+        new.as_file().set_permissions(old.permissions())?;
+    }
+    new.write_all(bytes)?;
+    new.as_file().sync_all()?;
+    new.persist(path)?;
+    Ok(())
 }

@@ -232,6 +232,27 @@ fn head_of(bytes: &[u8]) -> Option<&[u8]> {
     end.into_iter().flatten().min().map(|end| &bytes[..end])
 }
 
+/// The path in the target of a request, which may be an absolute URL (RFC 9112, section 3.2.2); None: it is
+/// neither.
+fn path(target: &[u8]) -> Option<&[u8]> {
+    let end = target.iter().position(|b| *b == b'?');
+    let target = &target[..end.unwrap_or(target.len())];
+    let scheme = b"http://";
+    match target.get(..scheme.len()) {
+        Some(start) if start.eq_ignore_ascii_case(scheme) => {
+            let rest = &target[scheme.len()..];
+            let host = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
+            let path: &[u8] = if host < rest.len() {
+                &rest[host..]
+            } else {
+                b"/"
+            };
+            (host > 0).then_some(path)
+        }
+        _ => Some(target),
+    }
+}
+
 fn answer(head: &[u8], document: impl FnOnce() -> Rc<str>) -> Answer {
     let line = head.split(|b| *b == b'\n').next().unwrap_or_default();
     let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -244,7 +265,9 @@ fn answer(head: &[u8], document: impl FnOnce() -> Rc<str>) -> Answer {
     if !version.starts_with(b"HTTP/1.") {
         return Answer::error("505 HTTP Version Not Supported");
     }
-    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
+    let Some(path) = path(target) else {
+        return Answer::error("400 Bad Request");
+    };
     let answer = match (method, path) {
         (b"GET" | b"HEAD", b"/metrics") => Answer::new("200 OK", METRICS_TYPE, document()),
         (b"GET" | b"HEAD", b"/") => Answer::new(

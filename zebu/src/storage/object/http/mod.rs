@@ -12,11 +12,12 @@ use bytes::Bytes;
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HeaderValue, IF_RANGE, LOCATION, RANGE,
 };
-use reqwest::{Certificate, NoProxy, Proxy, Response, StatusCode, Url, redirect};
+use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy, Response, StatusCode, Url, redirect};
 
 use super::blocks::BLOCK;
-use super::failure::Trouble;
+use super::failure::{NO_AUTHORITIES, Trouble};
 use super::source::{Body, InMemory, Opened, Source, Task};
+use crate::names::host::{LOCALHOST, localhost};
 use crate::storage::Words;
 use answer::{ContentRange, Identity};
 pub(crate) use options::{Access, HttpOptions, Login};
@@ -87,6 +88,8 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
 #[derive(Debug)]
 struct Server {
     client: reqwest::Client,
+    /// Whether this machine has no certificates of authorities, which https needs.
+    lacks_authorities: bool,
     url: Url,
     /// Where the last redirect led.
     moved: Mutex<Option<Url>>,
@@ -125,8 +128,10 @@ impl Server {
         let cookie = options.access.cookie.as_ref();
         let token = options.access.token.as_ref();
         let token = token.map(|token| hidden(&format!("Bearer {}", token.reveal())));
+        let (client, lacks_authorities) = client(options, timeout)?;
         Ok(Server {
-            client: client(options, timeout)?,
+            client,
+            lacks_authorities,
             url: options.url.clone(),
             moved: Mutex::default(),
             login: options.access.login.clone(),
@@ -180,6 +185,10 @@ impl Server {
         range: Option<&Range<u64>>,
         condition: Option<&str>,
     ) -> Result<Response, Failure> {
+        if self.lacks_authorities && url.scheme() == "https" {
+            let what = format!("{NO_AUTHORITIES}; the option 'cacert' names a file with some");
+            return Err(Trouble::permanent(what).into());
+        }
         let mut request = self.client.get(url.clone());
         request = request.header(ACCEPT_ENCODING, "identity");
         if let Some(range) = range {
@@ -327,7 +336,18 @@ fn redirected(response: &Response, from: &Url) -> Result<Option<Url>, Trouble> {
     Ok(Some(url))
 }
 
-fn client(options: &HttpOptions, timeout: Duration) -> Result<reqwest::Client, Trouble> {
+/// The client of a server, and whether there are no certificates of authorities.
+fn client(options: &HttpOptions, timeout: Duration) -> Result<(reqwest::Client, bool), Trouble> {
+    let failed = |e: reqwest::Error| Trouble::permanent(cause(&e));
+    let client = builder(options, timeout)?.build().map_err(failed);
+    if client.is_ok() || options.authorities.is_some() {
+        return Ok((client?, false));
+    }
+    let plain = builder(options, timeout)?.tls_certs_only([]).build();
+    Ok((plain.map_err(failed)?, true))
+}
+
+fn builder(options: &HttpOptions, timeout: Duration) -> Result<ClientBuilder, Trouble> {
     let mut builder = reqwest::Client::builder()
         .user_agent(concat!("zebu/", env!("CARGO_PKG_VERSION")))
         .redirect(redirect::Policy::none())
@@ -335,6 +355,8 @@ fn client(options: &HttpOptions, timeout: Duration) -> Result<reqwest::Client, T
         .connect_timeout(timeout)
         // Requests of HTTP/2 share the window of one connection.
         .http1_only()
+        // A container may have no /etc/hosts.
+        .resolve_to_addrs(LOCALHOST, &localhost(0))
         .tls_danger_accept_invalid_certs(!options.verify);
     if let Some(path) = &options.authorities {
         let unusable = |why: String| Trouble::permanent(format!("{}: {why}", path.display()));
@@ -350,7 +372,7 @@ fn client(options: &HttpOptions, timeout: Duration) -> Result<reqwest::Client, T
             builder = builder.proxy(proxy);
         }
     }
-    builder.build().map_err(|e| Trouble::permanent(cause(&e)))
+    Ok(builder)
 }
 
 /// The proxies of the environment, with a user. (Those without are found by the library.)
