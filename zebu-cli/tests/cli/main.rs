@@ -49,6 +49,7 @@ mod nested_drivers;
 mod new_formats;
 mod ova;
 mod pipes;
+mod pipes_generated;
 mod rbd;
 mod rebase;
 mod reflink;

@@ -1,0 +1,191 @@
+//! Generated streams: images of any format that are cut off anywhere, conversions over old data, and
+//! compressed streams in many parts. Guards against zeroes for what the stream lacks, against old data
+//! that stay where the disk is zero, and against content that is lost between two parts.
+//!
+//! `ZEBU_PIPES_IMAGES` is the number of cases of each kind, `ZEBU_PIPES_SEED` the seed of the first
+//! one.
+
+#[path = "../../../zebu/tests/common/small_images.rs"]
+mod images;
+
+use std::fs::{self, File};
+
+use crate::common::vmdk::{content, descriptor, stream};
+use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number};
+
+/// Runs `test` for each seed.
+fn for_each_seed(default: u64, mut test: impl FnMut(&Lab, &mut Rng, u64)) {
+    let first = env_number("ZEBU_PIPES_SEED").unwrap_or(1);
+    for seed in first..first + env_number("ZEBU_PIPES_IMAGES").unwrap_or(default) {
+        test(&Lab::new(), &mut Rng::new(seed), seed);
+    }
+}
+
+/// An image of a format that is one file.
+struct Form {
+    format: &'static str,
+    /// Options of qemu-img; None: the image is built here.
+    options: Option<&'static str>,
+    /// Whether QEMU writes to such images.
+    is_written: bool,
+}
+
+const fn made(format: &'static str, options: &'static str, is_written: bool) -> Form {
+    Form {
+        format,
+        options: Some(options),
+        is_written,
+    }
+}
+
+const fn built(format: &'static str) -> Form {
+    Form {
+        format,
+        options: None,
+        is_written: false,
+    }
+}
+
+const FORMS: [Form; 20] = [
+    made("qcow2", "-o cluster_size=4k", true),
+    made("qcow2", "-o cluster_size=2M", true),
+    made("qcow2", "-c", true),
+    made("qcow2", "-c -o compression_type=zstd", false),
+    made("vmdk", "-o subformat=monolithicSparse", true),
+    made("vmdk", "-o subformat=streamOptimized", false),
+    built("vmdk"),
+    made("vdi", "-o static=off", true),
+    made("vdi", "-o static=on", true),
+    made("vpc", "-o subformat=dynamic,force_size=on", true),
+    made("vpc", "-o subformat=fixed,force_size=on", false),
+    made("vhdx", "-o subformat=dynamic,block_size=1M", true),
+    made("qed", "-o cluster_size=4k", true),
+    made("qcow", "", true),
+    built("qcow"),
+    made("parallels", "-o cluster_size=64k", true),
+    built("parallels"),
+    built("dmg"),
+    built("cloop"),
+    built("bochs"),
+];
+
+/// Makes `i`, and its disk as `want`. What it is.
+fn make(lab: &Lab, random: &mut Rng, form: &Form, largest: u64) -> String {
+    let Form {
+        format,
+        options,
+        is_written,
+    } = *form;
+    let Some(options) = options else {
+        return build(lab, random, format);
+    };
+    let size = 512 * (1 + random.below(largest / 512));
+    let (seed, count) = (1 + random.below(1000), 1 + random.below(60));
+    let mut recipe = format!(
+        "create q {size}; random q {seed} {count} wz; img convert -O {format} {options} q i"
+    );
+    if is_written && random.one_in(2) {
+        recipe += &format!("; random i {} {count} wz", seed + 1);
+    }
+    lab.make(&recipe);
+    expand(lab, format, &recipe);
+    recipe
+}
+
+/// Makes `want` by QEMU.
+fn expand(lab: &Lab, format: &str, what: &str) {
+    let expand = ["convert", "-f", format, "-O", "raw", "i", "want"];
+    lab.qemu_img(&expand).ok(what);
+}
+
+fn build(lab: &Lab, random: &mut Rng, format: &str) -> String {
+    let mut what = format!("a {format} that is built");
+    let (bytes, disk) = match format {
+        "vmdk" => {
+            let size = 512 * (1 + random.below(12000));
+            let disk = content(random, size);
+            let grain = [8, 16, 128, 256][random.below(4) as usize];
+            let text = descriptor("streamOptimized", "", random.next() as u32);
+            let footer = random.below(3) > 0;
+            what += &format!(": {size} bytes, grains of {grain}, footer {footer}");
+            (stream(&disk, grain, true, footer, &text), disk)
+        }
+        _ => {
+            let below = &mut |n| random.below(n);
+            let image = match format {
+                // One with bzip2 may begin as a bzip2 stream does.
+                "dmg" => images::dmg(false, below(2) == 0, below),
+                "qcow" => images::qcow(below),
+                "parallels" => images::parallels(below),
+                "cloop" => images::cloop(below),
+                _ => images::bochs(below),
+            };
+            (image.bytes, image.content)
+        }
+    };
+    fs::write(lab.path("i"), bytes).unwrap();
+    match format {
+        "qcow" | "parallels" => expand(lab, format, &what),
+        _ => fs::write(lab.path("want"), disk).unwrap(),
+    }
+    what
+}
+
+/// Of what is read, all is right. Or it is an error.
+#[track_caller]
+fn right_or_refused(lab: &Lab, answer: &Answer, want: &[u8], what: &str) {
+    match answer.status {
+        0 => assert!(fs::read(lab.path("out")).unwrap() == want, "{what}"),
+        _ => assert_eq!(answer.err.lines().count(), 1, "{what}: {answer:#?}"),
+    }
+    let _ = fs::remove_file(lab.path("out"));
+}
+
+#[test]
+fn truncated_images_of_any_format() {
+    if beyond_qemu("it reads zeroes") {
+        return;
+    }
+    for_each_seed(1, |_, random, seed| {
+        for form in &FORMS {
+            let lab = Lab::new();
+            let made = make(&lab, random, form, 5 << 20);
+            let (bytes, want) = (
+                fs::read(lab.path("i")).unwrap(),
+                fs::read(lab.path("want")).unwrap(),
+            );
+            let length = bytes.len() as u64;
+            let format = form.format;
+            let from_pipe = format!("cat cut | \"$0\" convert --spill . -f {format} - out");
+            let imported = format!("\"$0\" import --spill . -f {format} cut out");
+            let from_file = format!("\"$0\" convert -f {format} cut out");
+            // This option needs a file.
+            let from_copy = format!("cat cut | \"$0\" convert --spill . -C -f {format} - out");
+            fs::write(lab.path("cut"), &bytes).unwrap();
+            for script in [&from_pipe, &imported, &from_file] {
+                let what = format!("seed {seed}: {made}: {script}");
+                let answer = lab.shell(script).ok(&what);
+                right_or_refused(&lab, &answer, &want, &what);
+            }
+            for run in 0..9 {
+                let cut = match run % 4 {
+                    0 => random.below(length),
+                    1 => length - 1 - random.below(length.min(2000)),
+                    2 => length - 1 - random.below(length.min(1 << 20)),
+                    _ => random.below(length.div_ceil(512)) * 512,
+                };
+                let file = File::options().write(true).open(lab.path("cut")).unwrap();
+                fs::write(lab.path("cut"), &bytes).unwrap();
+                file.set_len(cut).unwrap();
+                let scripts = match format {
+                    // The end of the last cluster of a file may be missing, but not of a copy.
+                    "qcow2" => [&from_pipe, &imported, &from_copy],
+                    _ => [&from_pipe, &imported, &from_file],
+                };
+                let script = scripts[run % 3];
+                let what = format!("seed {seed}: {made}: {script}: {cut} of {length} bytes");
+                right_or_refused(&lab, &lab.shell(script), &want, &what);
+            }
+        }
+    });
+}
