@@ -11,7 +11,7 @@ mod images;
 use std::fs::{self, File};
 
 use crate::common::vmdk::{content, descriptor, stream};
-use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number};
+use crate::common::{Answer, Lab, Loop, Rng, beyond_qemu, env_number};
 
 /// Runs `test` for each seed.
 fn for_each_seed(default: u64, mut test: impl FnMut(&Lab, &mut Rng, u64)) {
@@ -68,6 +68,9 @@ const FORMS: [Form; 20] = [
     built("cloop"),
     built("bochs"),
 ];
+
+/// The start of a raw image is one, too, so nothing tells that it was cut off.
+const RAW: Form = made("raw", "", false);
 
 /// Makes `i`, and its disk as `want`. What it is.
 fn make(lab: &Lab, random: &mut Rng, form: &Form, largest: u64) -> String {
@@ -188,4 +191,92 @@ fn truncated_images_of_any_format() {
             }
         }
     });
+}
+
+/// The bytes that a target has before.
+const OLD: u8 = 0xaa;
+
+/// What has the old data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    File,
+    Qcow2,
+    Device,
+    /// A device, by `import`.
+    Import,
+}
+
+#[test]
+fn old_data_are_overwritten() {
+    if beyond_qemu("QEMU reads no streams") {
+        return;
+    }
+    for_each_seed(2, |_, random, seed| {
+        for form in FORMS.iter().chain([&RAW]) {
+            let lab = Lab::new();
+            let largest = if random.one_in(4) { 70 << 20 } else { 6 << 20 };
+            let made = make(&lab, random, form, largest);
+            if fs::metadata(lab.path("want")).unwrap().len() == 0 {
+                continue;
+            }
+            for over in [Over::File, Over::Qcow2, Over::Device, Over::Import] {
+                if random.one_in(2) {
+                    let what = format!("seed {seed}: {made}");
+                    convert_over(&lab, random, form.format, over, &what);
+                }
+            }
+        }
+    });
+}
+
+/// Converts `i` from a stream to a target with old data.
+fn convert_over(lab: &Lab, random: &mut Rng, format: &str, over: Over, what: &str) {
+    let mut want = fs::read(lab.path("want")).unwrap();
+    let disk = want.len();
+    if random.one_in(2) {
+        want.resize(disk + 512 * random.below(5000) as usize, OLD);
+    }
+    let length = want.len();
+    fs::write(lab.path("t"), vec![OLD; length]).unwrap();
+    let mut device = None;
+    if matches!(over, Over::Device | Over::Import) {
+        device = Loop::on(&lab.path("t"));
+        if device.is_none() {
+            println!("skipped: losetup does not work here");
+            return;
+        }
+    }
+    let target = device.as_ref().map_or("t", |device| &device.0);
+    let pack = random.pick(&["cat", "cat", "gzip -c1", "zstd -qc1"]);
+    let options = random.pick(&["", "", "-S 0", "-S 64k", "-m 1", "-W"]);
+    let command = match over {
+        Over::Import => "import --spill .".to_string(),
+        Over::Device if random.one_in(2) => format!("convert --spill . {options}"),
+        Over::Qcow2 => format!("convert --spill . -n -O qcow2 {options}"),
+        _ => format!("convert --spill . -n {options}"),
+    };
+    if over == Over::Qcow2 {
+        lab.make("img convert -f raw -O qcow2 t t.qcow2; img convert -O qcow2 t.qcow2 t");
+    }
+    let script = format!("{pack} i | \"$0\" {command} -f {format} - {target}");
+    let what = &format!("{what}: {script}");
+    lab.shell(&script).ok(what);
+    let got = match over {
+        Over::Qcow2 => {
+            lab.qemu_img(&["check", "t"]).ok(what);
+            lab.qemu_img(&["convert", "-f", "qcow2", "-O", "raw", "t", "got"])
+                .ok(what);
+            fs::read(lab.path("got")).unwrap()
+        }
+        _ => fs::read(match &device {
+            Some(device) => device.0.clone().into(),
+            None => lab.path("t"),
+        })
+        .unwrap(),
+    };
+    let differs = (0..length / 512).find(|nth| {
+        let sector = nth * 512..(nth + 1) * 512;
+        got.get(sector.clone()) != want.get(sector)
+    });
+    assert_eq!((got.len(), differs), (length, None), "{what}");
 }

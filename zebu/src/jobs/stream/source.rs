@@ -137,12 +137,6 @@ impl ImageStream {
         }
     }
 
-    /// Whether nothing is written where the disk is zero: a VMDK says only at its end which grains
-    /// it does not have.
-    pub(super) fn leaves_out_zeroes(&self) -> bool {
-        matches!(self.head, Head::Vmdk(_))
-    }
-
     /// The unit of ranges of the disk that the stream has in any order, in bytes; 1: it has the
     /// disk in order.
     pub fn unit(&self) -> u64 {
