@@ -280,3 +280,176 @@ fn convert_over(lab: &Lab, random: &mut Rng, format: &str, over: Over, what: &st
     });
     assert_eq!((got.len(), differs), (length, None), "{what}");
 }
+
+/// A skippable frame of zstd and LZ4.
+fn skippable(random: &mut Rng) -> Vec<u8> {
+    let length = match random.below(3) {
+        0 => 4,
+        1 => random.below(100),
+        _ => random.below(200_000),
+    };
+    let mut frame = vec![0x50 + random.below(16) as u8, 0x2a, 0x4d, 0x18];
+    frame.extend((length as u32).to_le_bytes());
+    frame.extend((0..length).map(|_| random.below(256) as u8));
+    frame
+}
+
+/// Compresses parts of the file `r` to `packed`, by a tool that this returns.
+fn compress(lab: &Lab, random: &mut Rng) -> String {
+    let tool = random.pick(&["gzip", "zstd", "xz", "bzip2"]);
+    let disk = fs::read(lab.path("r")).unwrap();
+    let (mut packed, mut at) = (Vec::new(), 0);
+    while at < disk.len() {
+        let left = (disk.len() - at) as u64;
+        let length = match random.below(4) {
+            0 => 0,
+            1 => 1 + random.below(5000.min(left)),
+            2 => 1 + random.below(left),
+            _ => left,
+        };
+        let end = at + length as usize;
+        fs::write(lab.path("part"), &disk[at..end]).unwrap();
+        at = end;
+        let how = match tool {
+            "gzip" => random.pick(&["-1", "-9", "-n"]),
+            "zstd" => random.pick(&["-1", "--check", "--no-check", "--long=27", "-9 --long=24"]),
+            "xz" => random.pick(&[
+                "-0",
+                "-1 --check=none",
+                "-1 --check=sha256",
+                "--block-size=90k",
+            ]),
+            _ => random.pick(&["-1", "-9"]),
+        };
+        // Of a file its size is known.
+        let input = random.pick(&["part", "< part"]);
+        if tool == "zstd" && random.one_in(2) {
+            packed.extend(skippable(random));
+        }
+        lab.shell(&format!("{tool} -qc {how} {input} > member"))
+            .ok(tool);
+        packed.extend(fs::read(lab.path("member")).unwrap());
+        match tool {
+            "zstd" if random.one_in(3) => packed.extend(skippable(random)),
+            "xz" if random.one_in(3) => packed.extend(vec![0; 4 * random.below(2000) as usize]),
+            _ => {}
+        }
+    }
+    if tool == "gzip" && random.one_in(2) {
+        packed.extend(vec![0; random.below(5000) as usize]);
+    }
+    fs::write(lab.path("packed"), packed).unwrap();
+    tool.into()
+}
+
+#[test]
+fn compressed_streams_in_parts() {
+    if beyond_qemu("QEMU reads no streams") {
+        return;
+    }
+    for_each_seed(12, |lab, random, seed| {
+        lab.make(&format!("raw r {}", 512 * (1 + random.below(3000))));
+        let tool = compress(lab, random);
+        let what = format!("seed {seed}: {tool}");
+        let script = "cat packed | \"$0\" convert -f raw - out";
+        lab.shell(script).ok(&what);
+        lab.assert_same_bytes("out", "r", &what);
+        let script = "\"$0\" import -f raw packed out";
+        let verdict = lab.shell(script).ok(&what);
+        assert!(
+            verdict.out.contains(&format!("\"{tool}\"")),
+            "{what}: {verdict:?}"
+        );
+        lab.assert_same_bytes("out", "r", &what);
+        let packed = fs::read(lab.path("packed")).unwrap();
+        for run in 0..6 {
+            // The first bytes tell the compression.
+            let more = packed.len() as u64 - 10;
+            let cut = match run % 2 {
+                0 => 10 + random.below(more),
+                _ => 10 + random.below(60.min(more)),
+            };
+            let what = format!("{what}: {cut} of {} bytes", packed.len());
+            fs::write(lab.path("cut"), &packed[..cut as usize]).unwrap();
+            let ours = lab.shell("cat cut | \"$0\" convert -f raw - out");
+            let theirs = lab.shell(&format!("{tool} -dqc < cut > theirs"));
+            ours.orderly(&what);
+            // A stream may be cut off between two members.
+            if ours.status == 0 {
+                theirs.ok(&what);
+                lab.shell("truncate -s %512 theirs").ok(&what);
+                lab.assert_same_bytes("out", "theirs", &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn windows_that_are_too_large_are_told() {
+    if beyond_qemu("QEMU reads no streams") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("raw r 3000320");
+    lab.shell("(zstd -qc < r; head -c 5M /dev/zero | zstd -qc) > packed; truncate -s +5M r")
+        .ok("zstd");
+    let packed = fs::read(lab.path("packed")).unwrap();
+    let second = {
+        let magic = [0x28, 0xb5, 0x2f, 0xfd];
+        let found = packed.windows(4).rposition(|bytes| bytes == magic);
+        found.expect("the second frame")
+    };
+    for frame in [0, second] {
+        for (window, size) in [
+            (0x88, Some(128u64)),
+            (0x89, None),
+            (0x90, None),
+            (0xa8, None),
+        ] {
+            let mut bytes = packed.clone();
+            bytes[frame + 5] = window;
+            fs::write(lab.path("changed"), bytes).unwrap();
+            let answer = lab.shell("cat changed | \"$0\" convert -f raw - out");
+            let what = format!("window {window:#x} of the frame at {frame}");
+            if size.is_some() {
+                answer.ok(&what);
+                lab.assert_same_bytes("out", "r", &what);
+                continue;
+            }
+            let window = u64::from(window);
+            let mib = (1u64 << (window >> 3)) / 1024 * (8 + window % 8) / 8;
+            let says = format!("needs a window of {mib} MiB, and at most 128 MiB are allowed");
+            assert!(answer.err.contains(&says), "{what}: {answer:#?}");
+            answer.failed_with_one_line(1, &what);
+            let answer = lab.shell("\"$0\" import -f raw changed imported");
+            assert!(answer.err.contains(&says), "{what}: {answer:#?}");
+        }
+    }
+}
+
+/// LZ4, which is not undone, has the same skippable frames.
+#[test]
+fn skippable_frames_before_something_else_are_data() {
+    if beyond_qemu("QEMU reads no streams") {
+        return;
+    }
+    let lab = Lab::new();
+    let mut random = Rng::new(1);
+    for rest in [
+        &[0x04, 0x22, 0x4d, 0x18][..],
+        b"data",
+        &[0x28, 0xb5, 0x2f, 0xfe],
+    ] {
+        let mut bytes = [skippable(&mut random), rest.to_vec()].concat();
+        bytes.resize(bytes.len().next_multiple_of(512) + 512, 7);
+        fs::write(lab.path("x"), bytes).unwrap();
+        lab.shell("cat x | \"$0\" convert -f raw - out").ok("raw");
+        lab.assert_same_bytes("out", "x", "raw");
+    }
+    // More than is looked behind.
+    lab.shell("(printf 'P*M\\030\\0\\0\\040\\0'; head -c 3M /dev/zero) > x")
+        .ok("a long frame");
+    let answer = lab.shell("cat x | \"$0\" convert -f raw - out");
+    answer.failed_with_one_line(1, "a long frame");
+    assert!(answer.err.contains("skippable frames"), "{answer:#?}");
+}
