@@ -2,12 +2,11 @@
 //! have the content of the source, outputs must be sparse, and the progress must have the format
 //! that scripts read.
 
-use crate::common::{Answer, Lab, assert_same_answer, compare_answers, peer, testing_qemu};
+use crate::common::{Answer, Lab, Loop, assert_same_answer, compare_answers, peer, testing_qemu};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 /// Every kind of data: in the backing file, plain, compressed, zeroes, holes.
@@ -407,27 +406,6 @@ fn large_images() {
     lab.make("raw r.raw 60000000; img convert -O qcow2 r.raw x.qcow2; random x.qcow2 4 150 wwzucd");
     for options in [&[][..], &["-W", "-m", "16"], &["-t", "none", "-T", "none"]] {
         both(&lab, options, &["x.qcow2"], nothing).ok("large");
-    }
-}
-
-/// A loop device on a file, detached when dropped.
-struct Loop(String);
-
-impl Loop {
-    fn on(path: &Path) -> Option<Self> {
-        let answer = Command::new("losetup")
-            .args(["--find", "--show"])
-            .arg(path)
-            .output()
-            .ok()?;
-        let name = String::from_utf8(answer.stdout).ok()?.trim().to_string();
-        (answer.status.success() && !name.is_empty()).then_some(Self(name))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).status();
     }
 }
 

@@ -55,6 +55,7 @@ mod new_formats;
 mod options;
 mod ova;
 mod pipes;
+mod pipes_generated;
 mod rbd;
 mod rebase;
 mod reflink;

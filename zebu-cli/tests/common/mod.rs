@@ -20,6 +20,7 @@ pub mod documented;
 pub mod files;
 pub mod guest;
 pub mod lab;
+pub mod loop_device;
 pub mod nginx;
 pub mod other_server;
 pub mod pair;
@@ -39,6 +40,7 @@ use std::time::Duration;
 
 pub use answer::{Answer, assert_same_answer, comparable, compare_answers};
 pub use lab::{Held, Lab, Limits};
+pub use loop_device::Loop;
 pub use programs::{beyond_qemu, peer, program, testing_qemu};
 pub use recipe::QCOW2_OPTIONS;
 pub use rng::Rng;

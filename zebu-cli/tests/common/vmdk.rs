@@ -240,7 +240,8 @@ fn zlib(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// An extent with compressed grains, as VMware streams it: tables follow their grains, and the
-/// directory is at the end. Only the footer tells where, if there is one.
+/// directory is at the end. Only the footer tells where, if there is one; the grains of a table are not
+/// in order then.
 pub fn stream(disk: &[u8], grain: usize, markers: bool, footer: bool, text: &str) -> Vec<u8> {
     const TABLE: usize = 512;
     let mut file = Bytes::default();
@@ -256,7 +257,19 @@ pub fn stream(disk: &[u8], grain: usize, markers: bool, footer: bool, text: &str
     let mut directory = Vec::new();
     for (nth, grains) in grains.chunks(TABLE).enumerate() {
         let mut entries = Bytes(vec![0; TABLE * 4]);
-        for (entry, bytes) in grains.iter().enumerate() {
+        let ordered = (0..grains.len()).collect();
+        let odd_first = || {
+            (1..grains.len())
+                .step_by(2)
+                .chain((0..grains.len()).step_by(2))
+        };
+        let order: Vec<usize> = if footer {
+            odd_first().collect()
+        } else {
+            ordered
+        };
+        for entry in order {
+            let bytes = grains[entry];
             if is_zero(bytes) {
                 continue;
             }

@@ -89,6 +89,9 @@ options! {
         /// Open the top image to check or repair it: damage is no error, and its tables are not
         /// read.
         pub check: bool,
+        /// The last cluster of the file of a qcow2 image must be complete: the file is the copy of a
+        /// stream, which may have been cut off. Else what it lacks reads as zeroes.
+        pub whole_clusters: bool,
         /// Bytes of cached L2 tables; None: enough for the disk, up to 32 MiB.
         pub l2_cache_size: Option<u64>,
         /// Bytes of a slice of an L2 table, the unit of that cache; None: 4 KiB.
@@ -413,6 +416,7 @@ impl Opening<'_> {
                 store_bitmaps: self.options.store_bitmaps,
             },
             snapshot: self.options.snapshot.clone().filter(|_| role == Role::Top),
+            whole_clusters: self.options.whole_clusters && role == Role::Top,
         };
         let raw = RawPart {
             offset: spec.options.raw.offset,

@@ -19,7 +19,7 @@ use std::cell::RefCell;
 pub use compress::{Compressor, zlib_bound};
 pub use decompress::Decompressor;
 pub use inflater::{Inflater, Stream};
-pub use unpack::{StreamCompression, TOLD_BYTES, Unpack};
+pub use unpack::{StreamCompression, Unpack};
 
 thread_local! {
     static KEPT: RefCell<Decompressor> = RefCell::new(Decompressor::new());

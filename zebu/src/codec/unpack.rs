@@ -8,7 +8,13 @@ use zstd_safe::{DCtx, InBuffer, OutBuffer};
 /// Compressed bytes that are read at a time.
 const READ: usize = 256 << 10;
 /// Bytes that tell a compression.
-pub const TOLD_BYTES: usize = 10;
+const TOLD_BYTES: usize = 10;
+/// The start of a zstd frame.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// MiB of the window that a zstd frame may have: the default of the decoder.
+const ZSTD_WINDOW: u64 = 128;
+/// Bytes of the longest header of a zstd frame.
+const ZSTD_HEADER: usize = 18;
 /// KiB of memory that an xz stream may need: its presets need up to 65 MiB.
 #[cfg(feature = "xz")]
 const XZ_MEMORY: u32 = 80 << 10;
@@ -27,13 +33,29 @@ pub enum StreamCompression {
 }
 
 impl StreamCompression {
-    /// The compression of a stream that begins with `head`, if it is compressed.
-    /// [`TOLD_BYTES`] are enough.
+    /// Bytes of the start of a stream that [`StreamCompression::of`] needs, as far as `head`, the
+    /// first ones, says: more if they are skippable frames.
+    pub fn needed(head: &[u8]) -> u64 {
+        skipped(head) + TOLD_BYTES as u64
+    }
+
+    /// The compression of a stream that begins with `head`, if it is compressed. The stream is
+    /// shorter if these are fewer bytes than [`StreamCompression::needed`].
     pub fn of(head: &[u8]) -> Option<Self> {
         let block = |magic: &[u8]| head.get(4..).is_some_and(|rest| rest.starts_with(magic));
+        let skipped = skipped(head);
+        if skipped > 0 {
+            // LZ4 has the same skippable frames, so the frame that follows decides.
+            let rest = head.get(skipped as usize..).unwrap_or_default();
+            let is_zstd = ZSTD_MAGIC
+                .iter()
+                .zip(rest)
+                .all(|(magic, byte)| magic == byte);
+            return is_zstd.then_some(Self::Zstd);
+        }
         match head {
             [0x1f, 0x8b, 8, ..] => Some(Self::Gzip),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::Zstd),
+            _ if head.starts_with(&ZSTD_MAGIC) => Some(Self::Zstd),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Self::Xz),
             // A block follows, or the end of an empty stream.
             [b'B', b'Z', b'h', b'1'..=b'9', ..]
@@ -72,6 +94,18 @@ impl StreamCompression {
     }
 }
 
+/// The end of the skippable frames (RFC 8878 section 3.1.2) that `head` begins with, which may be
+/// behind its own.
+fn skipped(head: &[u8]) -> u64 {
+    let mut at = 0;
+    while let Some([a, 0x2a, 0x4d, 0x18, b, c, d, e, ..]) = head.get(at as usize..)
+        && a & 0xf0 == 0x50
+    {
+        at += 8 + u64::from(u32::from_le_bytes([*b, *c, *d, *e]));
+    }
+    at
+}
+
 /// What compressed streams, one after the other, inflate to. Memory is bounded, whatever they
 /// hold. Checksums are verified; a stream that is cut off, or is followed by something else, is an
 /// error.
@@ -105,6 +139,8 @@ struct ZstdFrames {
     context: DCtx<'static>,
     /// Whether the last frame has ended, and all of it was given out.
     at_end: bool,
+    /// The first bytes of the present frame.
+    header: Vec<u8>,
 }
 
 /// What a step of a decoder did.
@@ -128,6 +164,7 @@ impl<R: Read> Unpack<R> {
                 let frames = ZstdFrames {
                     context: DCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?,
                     at_end: false,
+                    header: Vec::new(),
                 };
                 Codec::Members(reader, Member::Zstd(Box::new(frames)))
             }
@@ -216,8 +253,17 @@ impl Member {
             let began = self.has_had_one();
             let step = match self.step(input, out) {
                 Ok(step) => step,
-                Err(BadStep) if began && self.is_at_start() => return Err(compression.has_more()),
-                Err(BadStep) => return Err(compression.damaged()),
+                Err(BadStep::Window(bytes)) => {
+                    let size = bytes.div_ceil(1 << 20);
+                    let what = format!(
+                        "needs a window of {size} MiB, and at most {ZSTD_WINDOW} MiB are allowed"
+                    );
+                    return Err(compression.error(io::ErrorKind::OutOfMemory, &what));
+                }
+                Err(BadStep::Damage) if began && self.is_at_start() => {
+                    return Err(compression.has_more());
+                }
+                Err(BadStep::Damage) => return Err(compression.damaged()),
             };
             let Step {
                 consumed,
@@ -285,20 +331,7 @@ impl Member {
                 };
                 between.after(step, status.is_err())
             }
-            Member::Zstd(frames) => {
-                let mut from = InBuffer::around(input);
-                let mut to = OutBuffer::around(out);
-                let hint = frames.context.decompress_stream(&mut to, &mut from);
-                let hint = hint.map_err(|_| BadStep)?;
-                if !input.is_empty() || to.pos() > 0 {
-                    frames.at_end = hint == 0;
-                }
-                Ok(Step {
-                    consumed: from.pos,
-                    produced: to.pos(),
-                    ended: frames.at_end,
-                })
-            }
+            Member::Zstd(frames) => frames.step(input, out),
             #[cfg(feature = "bzip2")]
             Member::Bzip2(between) => {
                 let new = || bzip2::Decompress::new(false);
@@ -317,7 +350,57 @@ impl Member {
 }
 
 /// A decoder has refused its input.
-struct BadStep;
+enum BadStep {
+    Damage,
+    /// A zstd frame that needs a window of so many bytes, which are too many.
+    Window(u64),
+}
+
+impl ZstdFrames {
+    fn step(&mut self, input: &[u8], out: &mut [u8]) -> Result<Step, BadStep> {
+        if self.at_end {
+            self.header.clear();
+        }
+        let mut from = InBuffer::around(input);
+        let mut to = OutBuffer::around(out);
+        let hint = self.context.decompress_stream(&mut to, &mut from);
+        let taken = match hint {
+            Ok(_) => from.pos,
+            Err(_) => input.len(),
+        };
+        let wanted = taken.min(ZSTD_HEADER - self.header.len());
+        self.header.extend(&input[..wanted]);
+        let hint = hint.map_err(|_| match zstd_window(&self.header) {
+            Some(bytes) if bytes > (ZSTD_WINDOW << 20) + 1 => BadStep::Window(bytes),
+            _ => BadStep::Damage,
+        })?;
+        if !input.is_empty() || to.pos() > 0 {
+            self.at_end = hint == 0;
+        }
+        Ok(Step {
+            consumed: from.pos,
+            produced: to.pos(),
+            ended: self.at_end,
+        })
+    }
+}
+
+/// Bytes of the window of a zstd frame with this header (RFC 8878 section 3.1.1.1).
+fn zstd_window(header: &[u8]) -> Option<u64> {
+    let fields = header.strip_prefix(&ZSTD_MAGIC)?;
+    let (descriptor, fields) = fields.split_first()?;
+    if descriptor & 0x20 == 0 {
+        let window = *fields.first()?;
+        let base = 1u64 << (10 + (window >> 3));
+        return Some(base + base / 8 * u64::from(window & 7));
+    }
+    // The window is the content, whose size is behind the dictionary's ID.
+    let size = fields.get([0, 1, 2, 4][usize::from(descriptor & 3)]..)?;
+    let length = 1 << (descriptor >> 6);
+    let bytes = size.get(..length)?.iter().rev();
+    let number = bytes.fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+    Some(number + if length == 2 { 256 } else { 0 })
+}
 
 impl Step {
     fn consumed(consumed: usize) -> Self {
@@ -337,7 +420,7 @@ impl<D> Between<D> {
             self.had_one = true;
         }
         match failed {
-            true => Err(BadStep),
+            true => Err(BadStep::Damage),
             false => Ok(step),
         }
     }
@@ -448,8 +531,61 @@ mod tests {
             assert_eq!(StreamCompression::of(&encode(&[])), Some(kind));
             assert!(unpack(kind, &encode(&[]), 9).unwrap().is_empty());
         }
+        let skippable = |nth: u8, length: u32| {
+            let head = [&[0x50 + nth, 0x2a, 0x4d, 0x18], &length.to_le_bytes()[..]].concat();
+            [head, vec![0x28; length as usize]].concat()
+        };
+        let (a, b) = data.split_at(1000);
+        let parts = [
+            skippable(0, 4),
+            skippable(15, 0),
+            zstd(a),
+            skippable(3, 70_000),
+            zstd(b),
+            skippable(9, 1),
+        ]
+        .concat();
+        let kind = StreamCompression::Zstd;
+        assert_eq!(StreamCompression::needed(&parts[..10]), 22);
+        assert_eq!(StreamCompression::needed(&parts[..22]), 30);
+        assert_eq!(StreamCompression::of(&parts[..30]), Some(kind));
+        for step in [1, 100, 7000, 1 << 20] {
+            assert!(unpack(kind, &parts, step).unwrap() == data);
+        }
+        // A stream that is cut off is zstd, one of something else is not.
+        for length in [8, 11, 12, 20, 22, 24] {
+            assert_eq!(StreamCompression::of(&parts[..length]), Some(kind));
+        }
+        let lz4 = [skippable(0, 4), vec![0x04, 0x22, 0x4d, 0x18, 0, 0, 0]].concat();
+        assert_eq!(StreamCompression::of(&lz4), None);
         assert_eq!(StreamCompression::of(b"BZh9 and so on"), None);
         assert_eq!(StreamCompression::of(b""), None);
+    }
+
+    #[test]
+    fn windows_of_zstd() {
+        let header = |rest: &[u8]| [&ZSTD_MAGIC, rest].concat();
+        for (rest, window) in [
+            (&[0, 0x88][..], 128 << 20),
+            (&[0xc4, 0x8f, 9, 9], (128 << 20) * 15 / 8),
+            (&[4, 0xa8], 2 << 30),
+            // The size of the content, behind no ID or one.
+            (&[0x20, 7], 7),
+            (&[0x61, 1, 2, 1], 0x102 + 256),
+            (&[0xa3, 1, 1, 1, 1, 0, 0, 0, 0x20], 512 << 20),
+            (&[0xe2, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0], 1 << 32),
+        ] {
+            assert_eq!(zstd_window(&header(rest)), Some(window), "{rest:x?}");
+        }
+        assert_eq!(zstd_window(&header(&[0xa3, 1, 1, 1, 1, 0])), None);
+        assert_eq!(zstd_window(b"something else"), None);
+        let mut frame = zstd(&content());
+        frame[5] = 0x90;
+        for step in [1, 100, 1 << 20] {
+            let error = unpack(StreamCompression::Zstd, &frame, step).unwrap_err();
+            let says = "needs a window of 256 MiB, and at most 128 MiB are allowed";
+            assert!(error.to_string().ends_with(says), "{error}");
+        }
     }
 
     #[test]

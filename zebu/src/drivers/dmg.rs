@@ -12,7 +12,7 @@ use chunks::{Chunk, Kind};
 
 use super::inflate::Inflated;
 use super::sectors::MAX_RUN;
-use super::table::array;
+use super::table::{array, check_in_file};
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
@@ -75,6 +75,7 @@ impl Trailer {
             return Err(refused("Could not locate UDIF trailer in dmg file"));
         };
         let at = start + found as u64;
+        check_in_file("The trailer", at, TRAILER as u64, file.len()?)?;
         let bytes = storage::read_vec(file, queue, at, TRAILER).await?;
         let u64_at = |at| u64::from_be_bytes(array(&bytes, at));
         let trailer = Trailer {

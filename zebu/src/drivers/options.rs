@@ -37,4 +37,6 @@ pub struct Qcow2Opening {
     pub write: WriteOptions,
     /// Open it as it was at this snapshot.
     pub snapshot: Option<SnapshotName>,
+    /// Its last cluster must be complete.
+    pub whole_clusters: bool,
 }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::sectors::by_blocks;
-use super::table::{array, check_clusters, read_table};
+use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, disk_size, refused, spend,
@@ -290,10 +290,9 @@ impl FormatImage for Parallels {
         Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
     }
 
-    /// Refuses clusters past the end of the file, which QEMU reads as zeroes.
-    fn check_data(&self, guest: u64, _storage: StorageId, host: u64, length: u64) -> Result<()> {
-        let cluster_size = self.header.cluster_size();
-        check_clusters(guest, host, length, cluster_size, self.file_len)
+    /// QEMU reads what is past the end of the file as zeroes, but writes whole clusters.
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
+        Ok(self.file_len.saturating_sub(host).min(length))
     }
 
     fn spend(&self, work: u64) -> Result<()> {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use super::inflate::Inflated;
 use super::levels::{DecodeEntry, TwoLevels};
 use super::pieces::{Pieces, Table};
-use super::table::{array, check_clusters, check_in_file, read_backing_name};
+use super::table::{array, check_in_file, read_backing_name};
 use super::{
     AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, refused, spend,
+    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, past_end, refused, spend,
 };
 use crate::codec::{Compression, Inflater, Stream};
 use crate::format::HostOffset;
@@ -265,17 +265,23 @@ impl FormatImage for Qcow {
         Box::pin(self.tables.load(queue, self, guest, limit))
     }
 
-    /// Refuses clusters past the end of the file, which QEMU reads as zeroes, and those at no
-    /// sector, which it refuses too.
-    fn check_data(&self, guest: u64, _storage: StorageId, host: u64, length: u64) -> Result<()> {
+    /// QEMU reads what is past the end of the file as zeroes, but writes whole clusters.
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
+        Ok(self.file_len.saturating_sub(host).min(length))
+    }
+
+    /// Refuses data past the end of the file, and those at no sector, which QEMU refuses too.
+    fn check_data(&self, guest: u64, storage: StorageId, host: u64, length: u64) -> Result<()> {
         if host % SECTOR != guest % SECTOR {
             return Err(Error::Corrupt {
                 guest,
                 what: format!("Data offset {host:#x} is not at a sector"),
             });
         }
-        let cluster_size = self.header.cluster_size();
-        check_clusters(guest, host, length, cluster_size, self.file_len)
+        match self.data_before_end(storage, host, length)? {
+            there if there == length => Ok(()),
+            there => Err(past_end(guest + there, host + there)),
+        }
     }
 
     fn inflated<'a>(

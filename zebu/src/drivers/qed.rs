@@ -162,8 +162,7 @@ impl Header {
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
-    // In whole sectors, as in QEMU.
-    let file_len = file.len()?.next_multiple_of(SECTOR);
+    let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
     let header = Header::decode(&bytes, file_len)?;
     let size = disk_size(header.size / SECTOR)?;

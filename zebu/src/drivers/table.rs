@@ -1,6 +1,6 @@
 //! Tables of numbers that a driver keeps in memory, and numbers in headers.
 
-use super::{past_end, refused};
+use super::refused;
 use crate::Result;
 use crate::storage::{self, Queue, Storage};
 
@@ -62,44 +62,9 @@ pub(super) async fn read_backing_name(
     Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
 }
 
-/// Refuses data of which a whole cluster is past the end of the file. The cluster in which the file
-/// ends may be incomplete: a writer need not fill up the last one. `host` is where `guest` is
-/// stored, and the `length` bytes from there on follow each other.
-pub(super) fn check_clusters(
-    guest: u64,
-    host: u64,
-    length: u64,
-    cluster_size: u64,
-    file_len: u64,
-) -> Result<()> {
-    let within = guest % cluster_size;
-    let first = host.saturating_sub(within);
-    let clusters = (within + length).div_ceil(cluster_size);
-    let there = file_len.saturating_sub(first).div_ceil(cluster_size);
-    if there >= clusters {
-        return Ok(());
-    }
-    let missing = (there * cluster_size).saturating_sub(within);
-    Err(past_end(guest + missing, host.saturating_add(missing)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_whole_clusters_are_missing() {
-        let check = |guest, host, length, file_len| {
-            check_clusters(guest, host, length, 4096, file_len)
-                .map_err(|e| e.guest_offset().expect("an offset"))
-        };
-        assert_eq!(check(0, 8192, 4096, 8193), Ok(()));
-        assert_eq!(check(0, 8192, 4096, 8192), Err(0));
-        assert_eq!(check(100, 8292, 9000, 16384), Err(8192));
-        assert_eq!(check(100, 8292, 9000, 16385), Ok(()));
-        assert_eq!(check(512, 1024, 512, 600), Ok(()));
-        assert_eq!(check(512, u64::MAX - 512, 512, 600), Err(512));
-    }
 
     #[test]
     fn numbers_past_the_end_are_zero() {

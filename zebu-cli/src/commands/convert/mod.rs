@@ -190,7 +190,7 @@ fn run_job(
     let queue = open::queue()?;
     let (target, names) = arguments.names.split_last().expect("looked at");
     let mut names = names.to_vec();
-    let _kept = match stream::open(&queue, arguments, &mut names, output.is_some())? {
+    let kept = match stream::open(&queue, arguments, &mut names, output.is_some())? {
         stream::Opened::Files(kept) => kept,
         stream::Opened::Stream(source) => {
             return stream::convert(
@@ -198,7 +198,7 @@ fn run_job(
             );
         }
     };
-    let sources = open_sources(&queue, arguments, &names)?;
+    let sources = open_sources(&queue, arguments, &names, kept.is_some())?;
     let sizes = sources.iter().map(Device::size);
     progress.job(sizes.fold(0, u64::saturating_add));
     if let Some(output) = output {
@@ -378,10 +378,12 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+/// Opens the sources. `is_kept`: the only one is the copy of a stream.
 fn open_sources(
     queue: &Queue,
     arguments: &Arguments,
     names: &[OsString],
+    is_kept: bool,
 ) -> Result<Vec<Device>, Failure> {
     let cache = source_cache(arguments.source_cache.as_deref())?;
     let snapshot = arguments
@@ -403,6 +405,7 @@ fn open_sources(
         options.exclude_writers = true;
         options.l2_cache_size = Some(open::ONCE_THROUGH);
         options.snapshot = snapshot.clone();
+        options.whole_clusters = is_kept;
         devices.push(match arguments.disk {
             None => open::device_with(queue, name, &arguments.source, &options)?,
             Some(number) => appliance::open_disk(queue, name, number, options)?,

@@ -91,6 +91,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         image.refuse_encrypted()?;
     }
     let mut image = image.finish(queue, data, qcow2.caches).await?;
+    image.whole_clusters = qcow2.whole_clusters;
     if write && purpose == Purpose::Data {
         image.check_data_file(queue).await?;
         image.begin_writing(queue, qcow2.write).await?;

@@ -102,7 +102,11 @@ impl Image {
         let slice_bytes = self.slice_entries as u64 * self.geometry.l2_entry_size() as u64;
         let first = self.geometry.l2_index(GuestOffset(guest)) / self.slice_entries;
         let offset = table.0 + first as u64 * slice_bytes;
-        if self.is_past_end(offset)? {
+        let needed = match self.whole_clusters {
+            true => slice_bytes - 1,
+            false => 0,
+        };
+        if self.is_past_end(offset + needed)? {
             return Err(corrupt(format!(
                 "L2 table offset {:#x} is past the end of the file (L1 index: {l1_index:#x})",
                 table.0

@@ -79,6 +79,8 @@ pub struct Image {
     data_len: AtomicU64,
     header: Header,
     geometry: Geometry,
+    /// Whether the last cluster of the file must be complete.
+    whole_clusters: bool,
     snapshots: Vec<Snapshot>,
     l1: table::L1Table,
     /// Entries of a slice; a power of two.
@@ -158,10 +160,13 @@ impl Image {
 
     /// How many of the `length` bytes of data clusters from `host` on are in
     /// clusters that begin before the end of the file: the missing part of the
-    /// last one reads as zeroes.
+    /// last one reads as zeroes, unless it must be complete.
     pub(crate) fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
         let mask = self.geometry.cluster_size() - 1;
-        let last = (host + length - 1) & !mask;
+        let last = match self.whole_clusters {
+            true => host + length - 1,
+            false => (host + length - 1) & !mask,
+        };
         let inside = match self.geometry.has_data_file() {
             true => !self.is_past_data_file(last)?,
             false => !self.is_past_end(last)?,
@@ -169,7 +174,11 @@ impl Image {
         if inside {
             return Ok(length);
         }
-        let end = self.data.len()?.saturating_add(mask) & !mask;
+        let end = match self.whole_clusters {
+            // Whole sectors.
+            true => self.data.len()? & !511,
+            false => self.data.len()?.saturating_add(mask) & !mask,
+        };
         Ok(end.saturating_sub(host).min(length))
     }
 

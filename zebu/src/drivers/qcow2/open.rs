@@ -147,6 +147,7 @@ impl OpenImage {
             work: self.limits.map(|(_, work)| work),
             header: self.header,
             geometry: self.geometry,
+            whole_clusters: false,
             tasks: Default::default(),
             writer: None,
         })

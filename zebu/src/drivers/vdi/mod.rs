@@ -254,10 +254,10 @@ impl FormatImage for Vdi {
         spend(self.work.as_deref(), work)
     }
 
-    /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.
+    /// The sectors that the file has. QEMU reads missing ones as zeroes, but writes whole blocks, as
+    /// VirtualBox does.
     fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
-        let blocks = self.file_len.saturating_sub(self.header.data_offset);
-        let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
+        let end = self.file_len / u64::from(SECTOR) * u64::from(SECTOR);
         Ok(end.saturating_sub(host).min(length))
     }
 

@@ -385,30 +385,23 @@ impl FormatImage for Vmdk {
         self.shared.spend(work)
     }
 
-    /// The bytes of a flat extent up to the end of its file. Sectors are whole.
+    /// The sectors of a flat extent that its file has.
     fn data_before_end(&self, storage: StorageId, host: u64, length: u64) -> Result<u64> {
         Ok(match self.flat_lens[storage.0 as usize] {
             None => length,
             Some(file_len) => {
-                let end = file_len.next_multiple_of(SECTOR);
+                let end = file_len / SECTOR * SECTOR;
                 end.saturating_sub(host).min(length)
             }
         })
     }
 
-    /// Refuses data past the end of the file, which QEMU reads as zeroes. A grain that begins before
-    /// the end is there.
+    /// Refuses data past the end of the file, which QEMU reads as zeroes. It writes whole grains.
     fn check_data(&self, guest: u64, storage: StorageId, host: u64, length: u64) -> Result<()> {
         let region = self.shared.region(guest);
         let there = match region.sparse() {
             None => self.data_before_end(storage, host, length)?,
-            Some(sparse) => {
-                let grain = sparse.layout().grain_bytes();
-                let start = host - (guest - region.start) % grain;
-                let grains = sparse.file_len().saturating_sub(start).div_ceil(grain);
-                let end = start.saturating_add(grains.saturating_mul(grain));
-                end.saturating_sub(host).min(length)
-            }
+            Some(sparse) => sparse.file_len().saturating_sub(host).min(length),
         };
         match there == length {
             true => Ok(()),

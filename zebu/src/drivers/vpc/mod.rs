@@ -282,7 +282,7 @@ async fn read_blocks(
     let mut table = read_table(queue, &**file, what, at, count, u32::from_be_bytes).await?;
     let stored = table.iter().filter(|entry| **entry != NO_BLOCK);
     let end = stored.map(block_end).max().unwrap_or(0);
-    if end > file_len.next_multiple_of(SECTOR) {
+    if end > file_len {
         return Err(truncated());
     }
     table.truncate(size.div_ceil(block_size) as usize);

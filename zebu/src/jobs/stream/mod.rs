@@ -98,12 +98,6 @@ pub fn convert_stream<G: IntoControlFlow>(
     if matches!(target, Target::New(_) | Target::Stream(_)) {
         options.zero_from = Some(0);
     }
-    if stream.leaves_out_zeroes() && options.zero_from != Some(0) {
-        let why = "The stream leaves out zeroes, and the target may have old data there: \
-                   convert it from a file";
-        let source = crate::Error::Refused(why.into());
-        return Err(ConvertError::Stream { offset: 0, source });
-    }
     let (engine, workers) = (options.engine, options.workers);
     let (size, resize) = (stream.size(), stream_options.resize);
     let pool = Pool::new(stream.block_len().max(target.cluster_size()) as usize);

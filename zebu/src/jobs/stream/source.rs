@@ -13,12 +13,15 @@ use super::raw::RawReader;
 use super::vmdk::{VmdkHead, VmdkReader};
 use super::{Reader, StreamOptions};
 use crate::block::{Device, OpenOptions, Policy};
-use crate::codec::{StreamCompression, TOLD_BYTES, Unpack};
+use crate::codec::{StreamCompression, Unpack};
 use crate::drivers::{BackingName, Format, probe_head};
 use crate::format::PROBED_BYTES;
 use crate::names::Source;
 use crate::storage::{Queue, is_zero};
 use crate::{Error, Result};
+
+/// Bytes that may tell the compression of a stream at most.
+const MAX_TOLD: u64 = 1 << 20;
 
 /// An image that is read once, from its start to its end.
 pub struct ImageStream {
@@ -137,12 +140,6 @@ impl ImageStream {
         }
     }
 
-    /// Whether nothing is written where the disk is zero: a VMDK says only at its end which grains
-    /// it does not have.
-    pub(super) fn leaves_out_zeroes(&self) -> bool {
-        matches!(self.head, Head::Vmdk(_))
-    }
-
     /// The unit of ranges of the disk that the stream has in any order, in bytes; 1: it has the
     /// disk in order.
     pub fn unit(&self) -> u64 {
@@ -242,12 +239,28 @@ impl ImageStream {
 /// first bytes: what was undone, or None. Reads these bytes; blocks.
 ///
 /// # Errors
-/// Those of the reader, and if the stream is empty.
+/// Those of the reader; if the stream is empty; if it begins with skippable frames of zstd or LZ4 of
+/// more than 1 MiB.
 pub fn unpacked(
     mut reader: Box<dyn Read + Send>,
 ) -> Result<(Box<dyn Read + Send>, Option<StreamCompression>)> {
     let mut head = Vec::new();
-    fill(&mut *reader, &mut head, TOLD_BYTES)?;
+    loop {
+        let needed = StreamCompression::needed(&head);
+        if needed > MAX_TOLD {
+            let why = format!(
+                "What tells the compression is behind more than {} MiB of skippable frames",
+                MAX_TOLD >> 20
+            );
+            return Err(Error::Refused(why));
+        }
+        let there = head.len();
+        fill(&mut *reader, &mut head, needed as usize)?;
+        // It is all there, or the stream has ended.
+        if head.len() == there {
+            break;
+        }
+    }
     if head.is_empty() {
         return Err(Error::Refused("The stream is empty".into()));
     }

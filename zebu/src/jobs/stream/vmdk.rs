@@ -2,7 +2,8 @@
 //!
 //! Each grain has a marker that says where it belongs, so no table is needed to place it. The
 //! tables, which come before all grains or after them, must list exactly the grains that have come:
-//! a stream that was cut off or damaged does not pass for a whole one.
+//! a stream that was cut off or damaged does not pass for a whole one. Grains come in any order, so
+//! which do not come is known at the end: they are zeroes.
 
 use std::collections::HashMap;
 
@@ -374,14 +375,37 @@ impl VmdkReader {
                     None => return Err(self.damaged("A grain table is not where it should be")),
                 },
             };
-            let came = self.came.remove(&index).unwrap_or_default();
+            let came = self.came.get(&index).copied().unwrap_or_default();
             if listed != came {
                 return Err(self.damaged("The grain tables list other grains than there are"));
             }
         }
-        match self.came.is_empty() {
+        let tables = entries(&directory).count();
+        match self.came.keys().all(|index| (*index as usize) < tables) {
             true => Ok(()),
             false => Err(self.damaged("The grain directory is too short")),
+        }
+    }
+
+    /// Hands over the gaps between the grains that have come.
+    fn zero_gaps(&self, sink: &mut Sink<'_>) -> Result<(), Fault> {
+        let (grain, size) = (self.layout.grain_bytes(), self.layout.sectors * SECTOR);
+        let mut tables: Vec<_> = self.came.iter().collect();
+        tables.sort_unstable_by_key(|(index, _)| **index);
+        let mut end = 0;
+        for (index, bits) in tables {
+            let first = u64::from(*index) * self.layout.table_len;
+            for entry in (0..MAX_TABLE).filter(|entry| bits[entry / 64] >> (entry % 64) & 1 != 0) {
+                let start = (first + entry as u64) * grain;
+                if start > end {
+                    sink.zero(end, start - end)?;
+                }
+                end = start + grain;
+            }
+        }
+        match size.saturating_sub(end) {
+            0 => Ok(()),
+            rest => Ok(sink.zero(end, rest)?),
         }
     }
 }
@@ -452,6 +476,7 @@ impl Reader for VmdkReader {
             return Err(cut_off(length).into());
         }
         self.check_tables()?;
+        self.zero_gaps(sink)?;
         Ok(self.layout.sectors * SECTOR)
     }
 }
