@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -181,7 +181,8 @@ impl Source {
         std::thread::Builder::new().spawn(move || {
             while asked.recv().is_ok() && fetched.send(Event::Fetched(fetch(&address))).is_ok() {}
         })?;
-        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH])?;
+        let caught = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH];
+        let mut signals = Signals::new(signals::without_ignored(&caught))?;
         let signalled = events.clone();
         std::thread::Builder::new().spawn(move || {
             for signal in signals.forever() {
