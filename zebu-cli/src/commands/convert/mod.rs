@@ -23,6 +23,7 @@ use crate::known_options::option_help;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
 use crate::progress::{Progress, incomplete, interrupted};
+use crate::same_file::Unchanged;
 use crate::{appliance, open, output, size};
 
 /// Copy one or more images to another, with format conversion
@@ -149,6 +150,11 @@ impl Arguments {
         self.target_format.as_deref().unwrap_or("raw")
     }
 
+    /// The name of the appliance that is read.
+    fn appliance(&self) -> Option<&OsString> {
+        self.disk.and(self.names.first())
+    }
+
     fn target(&self) -> &OsStr {
         self.names
             .last()
@@ -200,7 +206,7 @@ fn run_job(
     let queue = open::queue()?;
     let (target, names) = arguments.names.split_last().expect("looked at");
     let mut names = names.to_vec();
-    let _kept = match stream::open(&queue, arguments, &mut names, output.is_some())? {
+    let _kept = match stream::open(&queue, arguments, &mut names, output.as_ref())? {
         stream::Opened::Files(kept) => kept,
         stream::Opened::Stream(source) => {
             return stream::convert(
@@ -238,10 +244,14 @@ fn convert(
         true => None,
         false => target.qcow2_file(),
     };
+    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
     let events = events(invocation, arguments, progress);
     let result = jobs::convert(sources, target, options, events);
-    let name = arguments.target();
-    ended(result, || incomplete(queue, name, file.as_deref()))
+    let state = || incomplete(queue, arguments.target(), file.as_deref());
+    let outcome = ended(result, state)?;
+    let why = unchanged.check();
+    why.map_err(|why| Failure::new(format!("{why}; {}", state())))?;
+    Ok(outcome)
 }
 
 /// What is done with the events of a job.
