@@ -59,12 +59,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let queue = open::queue()?;
     let input = &operands.input;
     let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
+    let unchanged = Unchanged::of(std::slice::from_ref(&source), arguments.source.force_share);
     let format = output_format(arguments.output_format.as_deref())?;
     let range = operands.range(source.size());
     let (start, length) = range.unwrap_or_default();
     refuse_same_file(&source, &operands.output)?;
     let target = make_target(&queue, format, &operands.output, length, &source)?;
-    let unchanged = Unchanged::of(std::slice::from_ref(&source), arguments.source.force_share);
     if range.is_none() {
         let input = input.display();
         invocation.say(&format!("{input}: cannot skip to specified offset"));

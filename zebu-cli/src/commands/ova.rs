@@ -71,6 +71,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         open::device(&queue, disk, &arguments.source, cache)
     });
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
+    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
     let disks: Vec<_> = sources
         .iter()
         .map(|source| NewDisk {
@@ -99,7 +100,6 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
     };
-    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
     let result = job.fill(new, sources).and_then(|()| unchanged.check());
     job.progress.finish(result.is_ok());
     let state = format!("'{}' is incomplete", output.display());

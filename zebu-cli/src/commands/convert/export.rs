@@ -12,13 +12,12 @@ use zebu::jobs::{self, ConvertError, ConvertOptions, ExportFormat, StreamSink};
 #[cfg(feature = "object-store")]
 use zebu::storage::{ObjectState, Upload};
 
-use super::{Arguments, ended, events};
+use super::{Arguments, Sources, ended, events};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::{NewImage, parse_format};
 use crate::progress::Progress;
-use crate::same_file::Unchanged;
 use crate::{appliance, open, same_file, streams};
 #[cfg(feature = "object-store")]
 use crate::{file_name, signals};
@@ -218,18 +217,18 @@ fn format(arguments: &Arguments, target: &str, size: Option<u64>) -> Result<Expo
 pub fn convert(
     invocation: &Invocation,
     arguments: &Arguments,
-    sources: Vec<Device>,
+    sources: Sources,
     output: Output,
     options: &ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
-    let mut sizes = sources.iter().map(Device::size);
+    let Sources { devices, unchanged } = sources;
+    let mut sizes = devices.iter().map(Device::size);
     let size = sizes.try_fold(0, u64::checked_add);
     let format = format(arguments, output.what(), size)?;
-    let (sink, begun) = output.begin(arguments, &sources)?;
-    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
+    let (sink, begun) = output.begin(arguments, &devices)?;
     let events = events(invocation, arguments, progress);
-    let result = jobs::convert_to_stream(sources, sink, &format, options, events);
+    let result = jobs::convert_to_stream(devices, sink, &format, options, events);
     let outcome = ended(result.map(drop), || begun.give_up(arguments.target()))?;
     let mixed = |why| {
         let name = arguments.target().display();

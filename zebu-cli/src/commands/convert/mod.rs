@@ -215,15 +215,15 @@ fn run_job(
         }
     };
     let sources = open_sources(&queue, arguments, &names)?;
-    let sizes = sources.iter().map(Device::size);
+    let sizes = sources.devices.iter().map(Device::size);
     progress.job(sizes.fold(0, u64::saturating_add));
     if let Some(output) = output {
         return export::convert(invocation, arguments, sources, output, &options, progress);
     }
     if arguments.bitmaps {
-        options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources)?;
+        options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources.devices)?;
     }
-    let content = target::Content::of(&sources);
+    let content = target::Content::of(&sources.devices);
     let target = target::open(&queue, arguments, target, &content, &mut options)?;
     convert(
         invocation, &queue, arguments, sources, target, &options, progress,
@@ -234,7 +234,7 @@ fn convert(
     invocation: &Invocation,
     queue: &Queue,
     arguments: &Arguments,
-    sources: Vec<Device>,
+    sources: Sources,
     target: Target,
     options: &ConvertOptions,
     progress: &mut Progress,
@@ -244,12 +244,11 @@ fn convert(
         true => None,
         false => target.qcow2_file(),
     };
-    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
     let events = events(invocation, arguments, progress);
-    let result = jobs::convert(sources, target, options, events);
+    let result = jobs::convert(sources.devices, target, options, events);
     let state = || incomplete(queue, arguments.target(), file.as_deref());
     let outcome = ended(result, state)?;
-    let why = unchanged.check();
+    let why = sources.unchanged.check();
     why.map_err(|why| Failure::new(format!("{why}; {}", state())))?;
     Ok(outcome)
 }
@@ -398,11 +397,17 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+/// What is read, and what tells whether it was changed since it was opened.
+struct Sources {
+    devices: Vec<Device>,
+    unchanged: Unchanged,
+}
+
 fn open_sources(
     queue: &Queue,
     arguments: &Arguments,
     names: &[OsString],
-) -> Result<Vec<Device>, Failure> {
+) -> Result<Sources, Failure> {
     let cache = source_cache(arguments.source_cache.as_deref())?;
     let snapshot = arguments
         .snapshot
@@ -428,5 +433,8 @@ fn open_sources(
             Some(number) => appliance::open_disk(queue, name, number, options)?,
         });
     }
-    Ok(devices)
+    Ok(Sources {
+        unchanged: Unchanged::of(&devices, arguments.source.force_share),
+        devices,
+    })
 }
