@@ -32,12 +32,18 @@ fn read(name: &OsStr) -> Result<Appliance, Failure> {
 
 /// Whether a file is the descriptor or the manifest of an appliance, or the archive that it is.
 pub fn has_file(name: &OsStr, path: &Path) -> bool {
+    own_files(name).any(|own| same_file::is_same(&own, path))
+}
+
+/// The names of these files, as far as there are such.
+pub fn own_files(name: &OsStr) -> impl Iterator<Item = PathBuf> {
     let name = Path::new(name);
-    let manifests = ["mf", "MF"].map(|ending| name.with_extension(ending));
-    let mut own = [name]
-        .into_iter()
-        .chain(manifests.iter().map(PathBuf::as_path));
-    own.any(|own| same_file::is_same(own, path))
+    [
+        name.into(),
+        name.with_extension("mf"),
+        name.with_extension("MF"),
+    ]
+    .into_iter()
 }
 
 fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {

@@ -69,7 +69,7 @@ impl Invocation {
         );
     }
 
-    /// From now on SIGINT and SIGTERM end the program at once. It prints `state`, which tells what
+    /// From now on signals that stop jobs end the program at once. It prints `state`, which tells what
     /// is left.
     pub fn end_on_stop(&self, state: &str) {
         signals::end_on_stop(format!(

@@ -1,8 +1,20 @@
 //! Standard output.
 
-use std::io::{self, Write};
+use std::io::{self, StdoutLock, Write};
 
+use crate::descriptors;
 use crate::failure::Outcome;
+
+/// Standard output, for a report.
+///
+/// # Errors
+/// If it was closed when the program was started.
+pub fn stdout() -> io::Result<StdoutLock<'static>> {
+    match descriptors::was_closed(1) {
+        true => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        false => Ok(io::stdout().lock()),
+    }
+}
 
 /// Writes a line about what was done. An error changes neither the result nor the
 /// exit status.
@@ -14,8 +26,16 @@ pub fn say(text: &(impl AsRef<[u8]> + ?Sized)) {
 /// Writes the report that is the command's result. If it cannot be written the
 /// command fails, except if the reader has closed the pipe.
 pub fn report(text: &(impl AsRef<[u8]> + ?Sized)) -> Outcome {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_ref())?;
-    out.flush()?;
+    try_report(text)?;
     Ok(0)
+}
+
+/// Writes a report of which the reader must have all.
+///
+/// # Errors
+/// Those of standard output.
+pub fn try_report(text: &(impl AsRef<[u8]> + ?Sized)) -> io::Result<()> {
+    let mut out = stdout()?;
+    out.write_all(text.as_ref())?;
+    out.flush()
 }

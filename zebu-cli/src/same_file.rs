@@ -1,19 +1,53 @@
-//! Detects targets that are read as a source: creating an image truncates its file.
+//! Detects targets that are read as a source, or that messages go to: creating an image truncates its
+//! file.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[cfg(feature = "object-store")]
 use zebu::block::StoreSpec;
 use zebu::block::{Device, FileDriver, FileSpec, Layer, NbdSpec};
+use zebu::storage::{FileStamp, OpenFile, Storage};
+
+use crate::{objects, streams};
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
+/// The message about a target for which nothing tells that it is another file.
+const MAY_BE_READ_FROM: &str = "The input may be read from this file, which has the same size and \
+                                time of change: remove it first if it is another one";
+/// The message about a target that messages would go to.
+pub const PRINTED_TO: &str = "Standard output or standard error goes to this file";
+
+/// The message about a target that is called by the number of a descriptor.
+pub const IS_OPEN: &str = "This is an open file that has content, which a new image would replace: call \
+                       it by its own name";
+
+/// Why a target that is named so is not written: `sources` or their backing files read the file,
+/// device or export, under any name of this machine, or messages go to it.
+pub fn refused(sources: &[Device], target: &FileSpec) -> Option<&'static str> {
+    if reads(sources, target) {
+        return Some(READ_FROM);
+    }
+    let path = &target.bottom().path;
+    (is_local(target) && is_printed_to(path)).then_some(PRINTED_TO)
+}
+
+/// As [`refused`], of a target that is to be a new image.
+pub fn refused_new(sources: &[Device], target: &FileSpec) -> Option<&'static str> {
+    let is_open = is_local(target) && streams::is_open_file(target.bottom().path.as_os_str());
+    refused(sources, target).or(is_open.then_some(IS_OPEN))
+}
 
 /// Whether `sources` or their backing files read the file, device or export `target`, under any
-/// name.
-pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
+/// name of this machine.
+fn reads(sources: &[Device], target: &FileSpec) -> bool {
     let target = target.bottom();
     match &target.driver {
         FileDriver::Nbd(nbd) => reads_export(sources, nbd),
@@ -37,6 +71,64 @@ pub fn reads_any(source: &Device, targets: &[Option<&FileSpec>]) -> bool {
     targets.any(|target| reads(std::slice::from_ref(source), target))
 }
 
+/// As [`refused`], of a target that is open and was not changed yet: also by the name of a file on
+/// another machine, which may have many names, or be this one.
+pub fn refused_open(sources: &[Device], targets: &[Arc<dyn Storage>]) -> Option<&'static str> {
+    let layers = sources.iter().flat_map(Device::all_layers);
+    let read: Vec<_> = layers.flat_map(Layer::storages).collect();
+    let mut pairs = targets
+        .iter()
+        .flat_map(|target| read.iter().map(move |read| (read, target)));
+    pairs.find_map(|(read, target)| same_elsewhere(&**read, &**target))
+}
+
+/// Why a target is not written that may be the file `read`, if one of them is on another machine.
+/// Files of the same size and time of change are told apart by a change of the target's time, which
+/// is undone.
+pub fn same_elsewhere(read: &dyn Storage, target: &dyn Storage) -> Option<&'static str> {
+    if !read.is_remote() && !target.is_remote() {
+        return None;
+    }
+    let (read_now, target_now) = (read.stamp()?.ok()?, target.stamp()?.ok()?);
+    let key = |stamp: FileStamp| (stamp.size, stamp.seconds);
+    if key(read_now) != key(target_now) {
+        return None;
+    }
+    let seconds = target_now.seconds;
+    let other = seconds.checked_sub(1).unwrap_or(1);
+    // Only the owner of a file may set its times.
+    if target.set_modified(other).is_err() {
+        return Some(MAY_BE_READ_FROM);
+    }
+    let follows = match read.stamp() {
+        Some(Ok(now)) => now.seconds == other,
+        _ => true,
+    };
+    let _ = target.set_modified(seconds);
+    follows.then_some(READ_FROM)
+}
+
+/// [`same_elsewhere`] of the local file of this name, if it can be opened, and one that is open: the
+/// time of the local one is set.
+pub fn file_elsewhere(path: &Path, other: &dyn Storage) -> Option<&'static str> {
+    if !other.is_remote() {
+        return None;
+    }
+    let opened = FileSpec::new(path).open(OpenFile::default(), &objects::all());
+    same_elsewhere(other, &*opened.ok()?.storage())
+}
+
+/// Whether standard output or standard error goes to the file or block device of this name.
+pub fn is_printed_to(path: &Path) -> bool {
+    let mut outputs = ["/proc/self/fd/1", "/proc/self/fd/2"].into_iter();
+    outputs.any(|own| is_same(own.as_ref(), path))
+}
+
+/// A name of an open file, for the functions here.
+pub fn name_of(file: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
 /// Whether `target` is the image's own file, or is read by what is behind it.
 pub fn is_in_chain(image: &Device, target: &Path) -> bool {
     let behind = image.all_layers().skip(1);
@@ -44,16 +136,70 @@ pub fn is_in_chain(image: &Device, target: &Path) -> bool {
     is_same(image.top().file().path(), target) || files.any(|file| is_same(file.path(), target))
 }
 
-/// Whether two names are those of one file or device.
+/// Whether two names are those of one file or block device, or one is a device whose bytes are in
+/// the other: a partition and its disk, a loop device and its file.
 pub fn is_same(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| {
-        let metadata = fs::metadata(path).ok()?;
-        Some(match metadata.rdev() {
-            0 => (metadata.dev(), metadata.ino()),
-            device => (u64::MAX, device),
-        })
+    let (one, other) = (identities(one), identities(other));
+    let is_in = |own: &[Identity], all: &[Identity]| own.first().is_some_and(|f| all.contains(f));
+    is_in(&one, &other) || is_in(&other, &one)
+}
+
+/// Device and inode, or [`u64::MAX`] and the number of a block device.
+type Identity = (u64, u64);
+
+fn identity(metadata: &fs::Metadata) -> Option<Identity> {
+    let kind = metadata.file_type();
+    match kind.is_block_device() {
+        true => Some((u64::MAX, metadata.rdev())),
+        false => kind.is_file().then(|| (metadata.dev(), metadata.ino())),
+    }
+}
+
+/// The file or block device of a name, and those that its bytes are in. Loop devices may be over
+/// each other, so there is a limit.
+fn identities(path: &Path) -> Vec<Identity> {
+    const DEEPEST: usize = 16;
+    let mut found = Vec::new();
+    let mut next = vec![path.to_owned()];
+    while let Some(path) = next.pop()
+        && found.len() < DEEPEST
+    {
+        let Some(identity) = fs::metadata(path).ok().as_ref().and_then(identity) else {
+            continue;
+        };
+        found.push(identity);
+        if let (u64::MAX, device) = identity {
+            next.extend(behind(device));
+        }
+    }
+    found
+}
+
+/// The names of what the bytes of a block device are in, as the kernel tells them in sysfs.
+fn behind(device: u64) -> Vec<PathBuf> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let Ok(folder) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else {
+        return Vec::new();
     };
-    identity(one).is_some_and(|one| Some(one) == identity(other))
+    let node = |folder: &Path| {
+        let name = folder.file_name()?;
+        // The kernel has `!` for the slashes of names.
+        let name = name.to_str()?.replace('!', "/");
+        Some(Path::new("/dev").join(name))
+    };
+    let mut names = Vec::new();
+    if folder.join("partition").exists() {
+        names.extend(folder.parent().and_then(node));
+    }
+    if let Ok(file) = fs::read(folder.join("loop/backing_file")) {
+        let file = file.strip_suffix(b"\n").unwrap_or(&file);
+        names.push(OsStr::from_bytes(file).into());
+    }
+    // Device mapper and md.
+    let slaves = fs::read_dir(folder.join("slaves"));
+    let slaves = slaves.into_iter().flatten().filter_map(Result::ok);
+    names.extend(slaves.filter_map(|slave| node(&slave.path())));
+    names
 }
 
 /// Whether `sources` or their backing files read this object.
@@ -72,6 +218,13 @@ fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
     files(sources).any(|file| file.nbd().is_some_and(same))
 }
 
+/// Whether what is written is a file or a device of this machine.
+pub fn is_local(target: &FileSpec) -> bool {
+    let driver = &target.bottom().driver;
+    use FileDriver::{Any, File, HostCdrom, HostDevice};
+    matches!(driver, Any | File | HostDevice | HostCdrom)
+}
+
 /// The files and exports that images and their backing files are in.
 fn files(sources: &[Device]) -> impl Iterator<Item = &FileSpec> {
     let layers = sources.iter().flat_map(Device::all_layers);
@@ -79,8 +232,51 @@ fn files(sources: &[Device]) -> impl Iterator<Item = &FileSpec> {
     files.flatten().map(FileSpec::bottom)
 }
 
-fn reads_file(sources: &[Device], target: &Path) -> bool {
+/// Whether `sources` or their backing files read the file or block device of this name.
+pub fn reads_file(sources: &[Device], target: &Path) -> bool {
     let layers = sources.iter().flat_map(Device::all_layers);
     let mut files = layers.flat_map(Layer::storages);
     files.any(|file| is_same(file.path(), target))
+}
+
+/// The files that a job reads, as they were when it began.
+pub struct Unchanged(Vec<(Arc<dyn Storage>, FileStamp)>);
+
+impl Unchanged {
+    /// Those of `sources`, except what was opened although others may write to it.
+    pub fn of(sources: &[Device], are_shared: bool) -> Unchanged {
+        let layers = sources.iter().flat_map(Device::all_layers);
+        let is_shared = |layer: &&Layer| layer.spec.options.common.force_share == Some(true);
+        let layers = layers.filter(|layer| !are_shared && !is_shared(layer));
+        let stamped = |file: Arc<dyn Storage>| {
+            let stamp = file.stamp()?.ok()?;
+            Some((file, stamp))
+        };
+        Unchanged(
+            layers
+                .flat_map(Layer::storages)
+                .filter_map(stamped)
+                .collect(),
+        )
+    }
+
+    /// Why what was read of them is not the content of a disk: one was changed meanwhile.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check(&self) -> Result<(), String> {
+        let is_changed = |(file, before): &&(Arc<dyn Storage>, FileStamp)| {
+            let now = file
+                .stamp()
+                .unwrap_or(Err(io::ErrorKind::Unsupported.into()));
+            !now.is_ok_and(|now| now == *before)
+        };
+        match self.0.iter().find(is_changed) {
+            None => Ok(()),
+            Some((file, _)) => Err(format!(
+                "'{}' was changed while it was read",
+                file.path().display()
+            )),
+        }
+    }
 }

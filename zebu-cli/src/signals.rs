@@ -1,12 +1,15 @@
-//! Signals to a long command: SIGUSR1 requests its progress, SIGINT and SIGTERM stop it.
+//! Signals to a long command: SIGUSR1 requests its progress, others stop it.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
+
+/// What stops a job.
+const STOPS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Set by SIGUSR1.
 fn progress_requested() -> &'static Arc<AtomicBool> {
@@ -26,12 +29,12 @@ pub fn catch_progress_requests() {
     let _ = flag::register(SIGUSR1, progress_requested().clone());
 }
 
-/// From now on SIGINT and SIGTERM are handled by the job, which polls [`stop_signal`]. A
-/// second one of either ends the program at once. A signal that is ignored stays ignored: shells
-/// start background programs so.
+/// From now on SIGHUP, SIGINT, SIGQUIT and SIGTERM are handled by the job, which polls
+/// [`stop_signal`]. A second one of them ends the program at once. A signal that is ignored stays
+/// ignored: shells start background programs so, and nohup any program.
 pub fn catch_stops() {
     let (stopped, again) = (stopped_by(), Arc::new(AtomicBool::new(false)));
-    for signal in [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s)) {
+    for signal in without_ignored(&STOPS) {
         let status = exit_status(signal).into();
         let _ = flag::register_conditional_shutdown(signal, status, again.clone());
         let _ = flag::register(signal, again.clone());
@@ -39,13 +42,11 @@ pub fn catch_stops() {
     }
 }
 
-/// From now on SIGINT and SIGTERM end the program with the exit status that shells report,
-/// after `message` on standard error: for changes that are safe to be interrupted at any
+/// From now on the same signals end the program with the exit status that shells report, after `message` on standard error: for changes that are safe to be interrupted at any
 /// time. Signals that are ignored stay ignored.
 pub fn end_on_stop(message: String) {
-    let caught = [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s));
     // It fails where there can be no pipe: signals have their default action then.
-    let Ok(mut signals) = Signals::new(caught) else {
+    let Ok(mut signals) = Signals::new(without_ignored(&STOPS)) else {
         return;
     };
     std::thread::spawn(move || {
@@ -54,6 +55,12 @@ pub fn end_on_stop(message: String) {
             low_level::exit(exit_status(signal).into());
         }
     });
+}
+
+/// Those that are not ignored.
+pub fn without_ignored(signals: &[i32]) -> Vec<i32> {
+    let signals = signals.iter().copied();
+    signals.filter(|signal| !is_ignored(*signal)).collect()
 }
 
 #[allow(unsafe_code)]

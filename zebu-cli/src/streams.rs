@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use zebu::names::protocol;
 
+use crate::descriptors::was_closed;
 use crate::file_name::after_file;
 
 /// Standard input or output.
@@ -49,12 +50,20 @@ pub fn output(name: &OsStr) -> io::Result<Option<File>> {
         Some(number) => {
             let file = duplicate(number)?;
             let is_file = file.metadata()?.file_type().is_file();
-            // `/dev/stdout` that is a file is that file, but `-` is written in order.
-            Ok((name == STANDARD || !is_file).then_some(file))
+            // Standard output may be at the end of a file that others write to as well.
+            Ok((number == 1 || !is_file).then_some(file))
         }
         None if is_stream(name) => OpenOptions::new().write(true).open(path(name)).map(Some),
         None => Ok(None),
     }
+}
+
+/// Whether a name is that of an open file that has content. To make it empty, as a new image does,
+/// takes a name of the file itself.
+pub fn is_open_file(name: &OsStr) -> bool {
+    let number = descriptor(name, 1).filter(|_| name != STANDARD);
+    let metadata = number.and_then(|_| fs::metadata(path(name)).ok());
+    metadata.is_some_and(|metadata| metadata.is_file() && metadata.len() > 0)
 }
 
 /// The open descriptor that a name means; `-` is `standard`.
@@ -67,9 +76,10 @@ fn descriptor(name: &OsStr, standard: RawFd) -> Option<RawFd> {
         "/dev/stdout" => Some(1),
         "/dev/stderr" => Some(2),
         path => {
-            let number = path
-                .strip_prefix("/dev/fd/")
-                .or_else(|| path.strip_prefix("/proc/self/fd/"))?;
+            let folders = ["/dev/fd/", "/proc/self/fd/", "/proc/thread-self/fd/"];
+            let number = folders
+                .iter()
+                .find_map(|folder| path.strip_prefix(folder))?;
             number.parse().ok().filter(|number| *number >= 0)
         }
     }
@@ -106,6 +116,9 @@ fn real_name(name: &OsStr, standard: RawFd) -> OsString {
 /// Another descriptor of an open file.
 #[allow(unsafe_code)]
 fn duplicate(number: RawFd) -> io::Result<File> {
+    if was_closed(number) {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
     // SAFETY: fcntl(2) checks the descriptor, which nothing here closes.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
         return Err(io::Error::last_os_error());

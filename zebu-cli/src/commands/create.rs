@@ -116,6 +116,9 @@ fn create(
     let Some(size) = options.size("size") else {
         return Err("Image creation needs a size parameter".into());
     };
+    if let Some(why) = same_file::refused_new(&[], &file) {
+        return Err(why.into());
+    }
     if !arguments.quiet {
         output::say(&formatting(format, name, &options));
     }
@@ -133,18 +136,28 @@ fn create(
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all());
-    let made = files.and_then(|files| files.make(&queue, &image));
-    made.map_err(|e| e.to_string())
+    let files = files.map_err(|e| e.to_string())?;
+    if let Some(why) = same_file::refused_open(backing.as_slice(), &files.storages()) {
+        files.give_up();
+        return Err(why.into());
+    }
+    files.make(&queue, &image).map_err(|e| e.to_string())
 }
 
-/// Refuses files of the new image that its backing file reads. Of a backing file that is not opened
-/// only its own file is known.
+/// Refuses files of the new image that its backing file reads, or that messages go to. Of a backing
+/// file that is not opened only its own file is known.
 fn check_not_read(
     options: &CreateOptions,
     name: &OsStr,
     backing: Option<&Device>,
     files: &[FileSpec],
 ) -> Result<(), String> {
+    if let Some(why) = files
+        .iter()
+        .find_map(|file| same_file::refused_new(&[], file))
+    {
+        return Err(why.into());
+    }
     let Some(backing_name) = options.value("backing_file") else {
         return Ok(());
     };

@@ -17,6 +17,7 @@ use crate::invocation::Invocation;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
 use crate::progress::{Progress, incomplete, interrupted};
+use crate::same_file::Unchanged;
 use crate::{objects, open, same_file, size, untrusted};
 
 /// Copy input to output with optional format conversion
@@ -58,11 +59,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let queue = open::queue()?;
     let input = &operands.input;
     let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
+    let unchanged = Unchanged::of(std::slice::from_ref(&source), arguments.source.force_share);
     let format = output_format(arguments.output_format.as_deref())?;
     let range = operands.range(source.size());
     let (start, length) = range.unwrap_or_default();
     refuse_same_file(&source, &operands.output)?;
-    let target = make_target(&queue, format, &operands.output, length)?;
+    let target = make_target(&queue, format, &operands.output, length, &source)?;
     if range.is_none() {
         let input = input.display();
         invocation.say(&format!("{input}: cannot skip to specified offset"));
@@ -90,6 +92,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         };
         let why = e.reason();
         Failure::new(format!("error while {side} image file: {why}; {state}"))
+    })?;
+    unchanged.check().map_err(|why| {
+        let state = incomplete(&queue, &operands.output, file.as_deref());
+        Failure::new(format!("{why}; {state}"))
     })?;
     Ok(0)
 }
@@ -153,12 +159,9 @@ fn output_format(name: Option<&str>) -> Result<Format, Failure> {
 
 /// Making the output would destroy the input.
 fn refuse_same_file(source: &Device, output: &OsStr) -> Result<(), Failure> {
-    match file_of(output) {
-        Ok(file) if same_file::reads(std::slice::from_ref(source), &file) => {
-            Err(creation_failure(output, same_file::READ_FROM))
-        }
-        _ => Ok(()),
-    }
+    let file = file_of(output).ok();
+    let why = file.and_then(|file| same_file::refused_new(std::slice::from_ref(source), &file));
+    why.map_or(Ok(()), |why| Err(creation_failure(output, why)))
 }
 
 fn creation_failure(output: &OsStr, why: &str) -> Failure {
@@ -173,6 +176,7 @@ fn make_target(
     format: Format,
     name: &OsStr,
     length: u64,
+    source: &Device,
 ) -> Result<Target, Failure> {
     let file = file_of(name).map_err(Failure::new)?;
     let make = || {
@@ -180,6 +184,11 @@ fn make_target(
         let image = NewImage::to_fill(format, &file.path, length, &options);
         let image = image?;
         let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
+        let sources = std::slice::from_ref(source);
+        if let Some(why) = same_file::refused_open(sources, &files.storages()) {
+            files.give_up();
+            return Err(zebu::Error::Refused(why.into()));
+        }
         match &image {
             NewImage::Planned(plan) => files.begin(queue, &**plan).map(Some),
             _ => files.make(queue, &image).map(|()| None),

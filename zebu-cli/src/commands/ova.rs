@@ -19,6 +19,7 @@ use crate::file_name::file_of;
 use crate::invocation::Invocation;
 use crate::options::SourceOptions;
 use crate::progress::{Progress, interrupted};
+use crate::same_file::Unchanged;
 use crate::{objects, open, same_file};
 
 /// Make an appliance (OVA) of disks
@@ -70,6 +71,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         open::device(&queue, disk, &arguments.source, cache)
     });
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
+    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
     let disks: Vec<_> = sources
         .iter()
         .map(|source| NewDisk {
@@ -98,7 +100,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
     };
-    let result = job.fill(new, sources);
+    let result = job.fill(new, sources).and_then(|()| unchanged.check());
     job.progress.finish(result.is_ok());
     let state = format!("'{}' is incomplete", output.display());
     match result {
@@ -120,11 +122,11 @@ impl OutputFile {
     fn open(name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
         let failure = |why: String| Failure::new(format!("{}: {why}", name.display()));
         let spec: FileSpec = file_of(name).map_err(failure)?;
-        if spec.nbd().is_some() {
+        if !same_file::is_local(&spec) {
             return Err(failure("An appliance is a regular file".into()));
         }
-        if same_file::reads(sources, &spec) {
-            return Err(failure(same_file::READ_FROM.into()));
+        if let Some(why) = same_file::refused_new(sources, &spec) {
+            return Err(failure(why.into()));
         }
         let how = OpenFile::default().write(true).create(true);
         let opened = spec.open(how, &objects::all());
@@ -133,6 +135,9 @@ impl OutputFile {
             .lock(LockRequest::CREATE)
             .map_err(|e| failure(e.to_string()))?;
         let storage = opened.storage();
+        if let Some(why) = same_file::refused_open(sources, std::slice::from_ref(&storage)) {
+            return Err(failure(why.into()));
+        }
         if storage.is_device() {
             return Err(failure("An appliance is a regular file".into()));
         }

@@ -5,7 +5,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,8 @@ use serde_json::Value;
 
 use crate::common::server::wait_until;
 use crate::common::web::{Behaviour, Web, images, served};
-use crate::common::{Answer, Lab, Limits, beyond_qemu, part, program, rotated};
+use crate::common::{Answer, Lab, Limits, beyond_qemu, part, rotated};
+use crate::stopped::{STOPS, start};
 
 /// Imports to `out`, which is removed before; of every second list of arguments it is a link to a
 /// file that is not there. Returns the verdict.
@@ -587,7 +587,13 @@ fn a_signal_leaves_no_image() {
         return;
     }
     let lab = images(16 << 20);
-    for (stalls_after, format) in [(100, "raw"), (5 << 20, "raw"), (5 << 20, "qcow2")] {
+    let cases = [
+        (100, "raw"),
+        (5 << 20, "raw"),
+        (5 << 20, "qcow2"),
+        (100, "qcow2"),
+    ];
+    for (nth, (stalls_after, format)) in cases.into_iter().enumerate() {
         let web = served(
             &lab,
             "x.raw",
@@ -597,26 +603,57 @@ fn a_signal_leaves_no_image() {
                 ..Behaviour::default()
             },
         );
-        let child = Command::new(program())
-            .args(["import", "-f", "raw", "-O", format, &web.url(), "out"])
-            .current_dir(lab.path(""))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let (number, status) = STOPS[nth];
+        let url = web.url();
+        let child = start(&lab, &["import", "-f", "raw", "-O", format, &url, "out"]);
         wait_until("bytes", || web.bytes() >= stalls_after);
         std::thread::sleep(Duration::from_millis(300));
         // SAFETY: the child was not waited for, so the id is its own.
-        assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
+        assert_eq!(unsafe { libc::kill(child.id() as i32, number) }, 0);
         let output = child.wait_with_output().unwrap();
         let answer = Answer {
             status: output.status.code().unwrap_or(255),
             out: String::from_utf8(output.stdout).unwrap(),
             err: String::from_utf8(output.stderr).unwrap(),
         };
-        verdict(&answer, 143);
+        verdict(&answer, status);
         assert!(!lab.path("out").exists(), "{format}");
     }
+}
+
+#[test]
+fn a_verdict_that_is_lost_is_an_error() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(1 << 20);
+    // Noticed before anything is done.
+    for (redirection, text) in [
+        (">&-", "standard output: Bad file descriptor"),
+        (">>out", "goes to this file"),
+    ] {
+        fs::write(lab.path("out"), "before").unwrap();
+        let answer = lab.shell(&format!("\"$0\" import x.qcow2 out {redirection}"));
+        answer.fails_with(text);
+        assert_eq!(
+            fs::read(lab.path("out")).unwrap(),
+            b"before",
+            "{redirection}"
+        );
+    }
+    // The second one has no reader any more.
+    for redirection in [">/dev/full", "> >(exit)"] {
+        let script = format!("exec {redirection}; sleep 0.5; \"$0\" import x.qcow2 out");
+        let answer = lab.shell(&script);
+        assert_eq!(answer.status, 1, "{answer:#?}");
+        let is_told = answer.err.ends_with("; the image is in 'out'\n");
+        assert!(is_told && answer.err.contains("the verdict"), "{answer:#?}");
+        lab.assert_same_bytes("out", "x.raw", redirection);
+    }
+    let script = "\"$0\" import --max-download 1k x.qcow2 out >/dev/full";
+    let answer = lab.shell(script);
+    assert_eq!(answer.status, 4, "{answer:#?}");
+    assert!(answer.err.contains("the verdict"), "{answer:#?}");
 }
 
 #[test]

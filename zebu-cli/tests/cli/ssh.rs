@@ -525,6 +525,57 @@ fn servers_without_extensions() {
     lab.zebu(&["compare", "x.qcow2", "far.qcow2"]).ok("unsafe");
 }
 
+/// The server is this machine, so that the source has local names and others.
+#[test]
+fn the_source_is_found_under_other_names() {
+    if beyond_qemu("it destroys the source") {
+        return;
+    }
+    let lab = images(4 << 20);
+    let server = Sshd::start(&lab, SUBSYSTEM);
+    lab.shell("mkdir there; ln -s x.raw soft; ln x.raw hard; cp -p x.raw copy; cp x.raw before")
+        .ok("names");
+    let seconds = || {
+        use std::os::unix::fs::MetadataExt as _;
+        fs::metadata(lab.path("x.raw")).unwrap().mtime()
+    };
+    let changed = seconds();
+    let plain = format!(
+        "ssh://{}@{}{}",
+        server.user(),
+        server.address(),
+        lab.path("x.raw").display()
+    );
+    let names = ["./x.raw", "there/../x.raw", "/x.raw", "soft", "hard"];
+    let mut targets: Vec<String> = names.iter().map(|name| server.name(&lab, name)).collect();
+    targets[2] = targets[0].replace("/./", "//");
+    targets.push(plain);
+    for (nth, target) in targets.iter().enumerate() {
+        let there = server.name(&lab, "x.raw");
+        let (source, existing) = (["x.raw", &there][nth % 2], nth % 3 == 1);
+        let mut args = vec!["convert", "-f", "raw", "-O", "raw", source, target];
+        args.extend(existing.then_some("-n"));
+        run(&lab, &args).fails_with("The input is read from this file");
+        lab.assert_same_bytes("x.raw", "before", target);
+        assert_eq!(seconds(), changed, "{target}");
+    }
+    for target in ["soft", "hard"] {
+        run(&lab, &["convert", "-f", "raw", &targets[0], target])
+            .fails_with("The input is read from this file");
+    }
+    run(&lab, &["import", &targets[0], "hard"]);
+    lab.assert_same_bytes("x.raw", "before", "a local target");
+    // Another file is none, however like the source it is.
+    let copy = server.name(&lab, "copy");
+    run(
+        &lab,
+        &["convert", "-f", "raw", "-O", "qcow2", "x.raw", &copy],
+    )
+    .ok("a copy");
+    lab.zebu(&["compare", "-F", "raw", "copy", "x.raw"])
+        .ok("a copy");
+}
+
 /// Programs in the place of `ssh` that send nonsense.
 #[test]
 fn nonsense_is_an_error() {

@@ -1,6 +1,6 @@
 //! Jobs that are interrupted or fail: an incomplete target must be named, and must not open as an
 //! image. SIGUSR1 prints the progress and stops nothing; a full or closed standard output stops no
-//! job; `-U` excludes writing; a source is refused as target.
+//! job; `-U` excludes writing; a source is refused as target, and one that changes is an error.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,16 +9,32 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{Lab, beyond_qemu, peer, program, testing_qemu};
+use crate::common::{Lab, beyond_qemu, part, peer, program, testing_qemu};
 
-/// Starts a job with its output in pipes. SIGINT gets its default action, since a shell that runs the
-/// tests in the background ignores it.
-fn start(lab: &Lab, args: &[&str]) -> Child {
+/// Signals that end a job, and the exit status.
+pub const STOPS: [(i32, i32); 4] = [
+    (libc::SIGINT, 130),
+    (libc::SIGTERM, 143),
+    (libc::SIGHUP, 129),
+    (libc::SIGQUIT, 131),
+];
+
+/// Starts a job with its output in pipes. Signals get their default actions, since a shell that runs
+/// the tests in the background ignores some.
+pub fn start(lab: &Lab, args: &[&str]) -> Child {
+    start_with(lab, args, libc::SIG_DFL)
+}
+
+/// The same with this action of SIGHUP.
+fn start_with(lab: &Lab, args: &[&str], hang_up: libc::sighandler_t) -> Child {
     let mut command = Command::new(program());
     // SAFETY: signal(2) is async-signal-safe.
     unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
+        command.pre_exec(move || {
+            for (number, _) in STOPS {
+                libc::signal(number, libc::SIG_DFL);
+            }
+            libc::signal(libc::SIGHUP, hang_up);
             Ok(())
         });
     }
@@ -61,7 +77,7 @@ fn interrupted_convert_marks_the_target_incomplete() {
     if beyond_qemu("it leaves an image that opens without errors") {
         return;
     }
-    for (number, status) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+    for (number, status) in STOPS {
         let lab = Lab::new();
         lab.make("create x.qcow2 64M; io x.qcow2: write -P 7 0 64M");
         for format in ["qcow2", "raw"] {
@@ -92,6 +108,62 @@ fn interrupted_convert_marks_the_target_incomplete() {
     }
 }
 
+/// As nohup starts programs.
+#[test]
+fn a_signal_that_is_ignored_stops_no_job() {
+    let lab = Lab::new();
+    lab.make("create x.qcow2 2M; io x.qcow2: write -P 7 0 2M; img convert x.qcow2 x.raw");
+    let args = [
+        "convert", "-r", "1M", "-f", "raw", "-O", "raw", "x.raw", "new",
+    ];
+    let child = start_with(&lab, &args, libc::SIG_IGN);
+    wait_for(&lab, "new", 4096);
+    signal(&child, libc::SIGHUP);
+    let output = child.wait_with_output().expect("wait");
+    assert_eq!(output.status.code(), Some(0), "{:?}", text(&output));
+    lab.assert_same_bytes("x.raw", "new", "ignored");
+}
+
+/// What was read of a source that changes is no disk.
+#[test]
+fn a_source_that_changes_is_an_error() {
+    if beyond_qemu("it does not look") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 4M; io x.qcow2: write -P 7 0 4M; img convert x.qcow2 x.raw");
+    for file in ["x.raw", "x.qcow2"] {
+        for shared in [false, true] {
+            let format = &file[2..];
+            let mut args = vec![
+                "convert", "-r", "2M", "-m", "1", "-f", format, "-O", "qcow2",
+            ];
+            args.extend(shared.then_some("-U"));
+            args.extend([file, "new"]);
+            let child = start(&lab, &args);
+            wait_for(&lab, "new", 65536);
+            let past = std::time::SystemTime::UNIX_EPOCH;
+            let source = File::options().write(true).open(lab.path(file));
+            source
+                .and_then(|source| source.set_modified(past))
+                .expect("the time");
+            let output = child.wait_with_output().expect("wait");
+            let (_, err) = text(&output);
+            let check = lab.zebu(&["check", "-q", "new"]).status;
+            if shared {
+                assert_eq!((output.status.code(), check), (Some(0), 0), "{err}");
+            } else {
+                assert_eq!((output.status.code(), check), (Some(1), 1), "{err}");
+                let said =
+                    format!("zebu: '{file}' was changed while it was read; 'new' is incomplete\n");
+                assert_eq!(err, said);
+            }
+            fs::remove_file(lab.path("new")).expect("remove");
+            lab.shell(&format!("touch {file}")).ok("touch");
+        }
+    }
+}
+
 /// Changes that can be interrupted at any time end at once, with a message.
 #[test]
 fn interrupted_changes_report_the_state() {
@@ -100,8 +172,7 @@ fn interrupted_changes_report_the_state() {
     }
     let lab = Lab::new();
     lab.make("create x.qcow2 1M; io x.qcow2: write -P 7 0 1M");
-    let cases = [(libc::SIGINT, 130), (libc::SIGTERM, 143)];
-    for (number, status) in cases {
+    for (number, status) in part(2, STOPS) {
         for options in [
             "-f raw -o preallocation=full",
             "-f qcow2 -o preallocation=full",
@@ -271,6 +342,8 @@ fn jobs_succeed_with_closed_or_full_standard_output() {
         let (status, err) = run(args, full().into());
         assert_eq!(status, Some(1), "{args:?}, full: {err}");
         assert!(err.contains("No space left on device"), "{args:?}: {err}");
+        let answer = lab.shell(&format!("\"$0\" {} >&-", args.join(" ")));
+        answer.fails_with("standard output: Bad file descriptor");
     }
 }
 

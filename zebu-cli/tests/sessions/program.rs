@@ -45,6 +45,8 @@ pub struct Shell {
     pub trace: bool,
     /// The longest file that zebu may write, in KiB.
     pub limit: Option<u64>,
+    /// Of the next zebu: redirections of bash, and the file that `$FILE` is in them.
+    pub redirection: Option<(String, PathBuf)>,
 }
 
 impl Shell {
@@ -54,6 +56,7 @@ impl Shell {
             log: Vec::new(),
             trace: std::env::var_os("ZEBU_SESSIONS_TRACE").is_some(),
             limit: None,
+            redirection: None,
         }
     }
 
@@ -157,11 +160,17 @@ impl Shell {
         let limit = limit
             .map(|kib| format!("ulimit -f {kib}; "))
             .unwrap_or_default();
-        self.note(format!("(cd {cwd}; {limit}{name} {})", words.join(" ")));
+        let redirection = (name == "zebu").then(|| self.redirection.take()).flatten();
+        let (redirection, file) = redirection.unwrap_or_default();
+        let shown = redirection.replace("$FILE", &file.display().to_string());
+        self.note(format!(
+            "(cd {cwd}; {limit}{name} {} {shown})",
+            words.join(" ")
+        ));
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", "60"]);
-        if !limit.is_empty() {
-            let script = format!("{limit}exec \"$0\" \"$@\"");
+        command.args(["-k", "5", "60"]).env("FILE", file);
+        if !limit.is_empty() || !redirection.is_empty() {
+            let script = format!("{limit}exec \"$0\" \"$@\" {redirection}");
             command.args(["bash", "-c", &script]);
         }
         command.arg(program);
@@ -170,6 +179,8 @@ impl Shell {
             .current_dir(self.root.join(cwd))
             .env("LC_ALL", "C")
             .env("TZ", "UTC")
+            // For `ssh://`; the steps that use it make the program.
+            .env("ZEBU_SSH", self.root.join("own/ssh"))
             .stdin(Stdio::null())
             .output()
             .map_err(|e| format!("{}: {e}", program.display()))?;

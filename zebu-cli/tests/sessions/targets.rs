@@ -1,12 +1,14 @@
-//! Steps in which a command would write to a file that its source reads, under any name: zebu must
-//! refuse it for that reason and change nothing. The sources are the image of the run with its backing
+//! Steps in which a command would write to a file that its source reads, under any name: of this
+//! machine, of a server that is this machine, of a loop device, or as standard output. zebu must refuse
+//! it for that reason and change nothing. So it must where a descriptor of the process is the target,
+//! or standard output is closed. The sources are the image of the run with its backing
 //! files and data file, VMDKs of several files and over parents, images under nested drivers, and
 //! appliances.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,7 +24,7 @@ type Result<T> = std::result::Result<T, String>;
 /// The folder of the files that a step makes.
 const OWN: &str = "own";
 /// What zebu says of such a target, or of a source or a name that it does not take at all.
-const REASONS: [&str; 10] = [
+const REASONS: [&str; 14] = [
     "read from this file",
     "reads this file",
     "are the same file",
@@ -33,7 +35,14 @@ const REASONS: [&str; 10] = [
     "which it may not open",
     "--spill",
     "Names in a VMDK",
+    "goes to this file",
+    "is an open file that has content",
+    "An appliance is a regular file",
+    "Bad file descriptor",
 ];
+
+/// OpenSSH's server of SFTP, which serves this machine's files under any name of a host.
+const SFTP_SERVER: &str = "/usr/lib/openssh/sftp-server";
 
 /// An image that is read, and what it is read from.
 struct Source {
@@ -58,12 +67,18 @@ impl World {
     pub fn onto_what_is_read(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let own = shell.root.join(OWN);
         fs::create_dir(&own).map_err(|e| e.to_string())?;
+        make_ssh(&own)?;
         let cwd = self.fixed_cwd.unwrap_or_else(|| rng.pick(&FOLDERS));
         let result = match rng.one_in(12) {
             true => self.onto_own_data(shell, rng),
-            false => self
-                .source(shell, rng, cwd)
-                .and_then(|source| (0..4).try_for_each(|_| onto_file(shell, rng, cwd, &source))),
+            false => self.source(shell, rng, cwd).and_then(|source| {
+                (0..4).try_for_each(|_| match rng.below(8) {
+                    0 => by_descriptor(shell, rng, cwd, &source),
+                    1 => by_loop_device(shell, rng, cwd, &source),
+                    2 => elsewhere(shell, rng, cwd, &source),
+                    _ => onto_file(shell, rng, cwd, &source),
+                })
+            }),
         };
         fs::remove_dir_all(own).map_err(|e| e.to_string())?;
         result
@@ -209,6 +224,9 @@ impl Source {
         let entries = fs::read_dir(shell.root.join(OWN)).map_err(|e| e.to_string())?;
         for entry in entries {
             let path = entry.map_err(|e| e.to_string())?.path();
+            if path.ends_with("ssh") {
+                continue;
+            }
             if path != first && !self.reads.contains(&path) {
                 self.reads.push(path);
             }
@@ -234,23 +252,190 @@ fn vmdk(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &mut Source) -> Res
     source.add_new(shell, first)
 }
 
-/// A command that would write to one of the files.
-fn onto_file(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Result<()> {
-    let file = &source.reads[rng.below(source.reads.len() as u64) as usize];
-    let (is_own, ending) = (*file == source.reads[0], file.extension());
-    let target = target(file, shell, rng, cwd)?;
-    let own = shell.root.join(OWN);
-    let new = named_plainly(&own.join("new"), shell, cwd);
-    let absolute = bytes::text(source.reads[0].as_os_str().as_bytes());
-    let is_plain = source.kind == Kind::File;
-    let formats: [&str; 6] = ["raw", "qcow2", "vmdk", "vdi", "vhdx", "vpc"];
-    let data_file = format!("data_file={}", as_value(&target));
+/// A program in the place of `ssh`.
+fn make_ssh(folder: &Path) -> Result<()> {
+    let path = folder.join("ssh");
+    fs::write(&path, format!("#!/bin/sh\nexec {SFTP_SERVER}\n")).map_err(|e| e.to_string())?;
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(path, mode).map_err(|e| e.to_string())
+}
+
+/// A name of a file as one on a server, whose path has detours. None: there is none.
+fn on_server(file: &Path, rng: &mut Rng) -> Option<String> {
+    let parts: Vec<&str> = file.to_str()?.split('/').skip(1).collect();
+    if !Path::new(SFTP_SERVER).exists() {
+        return None;
+    }
+    let place = rng.below(parts.len() as u64) as usize;
+    let mut path = String::new();
+    for (nth, part) in parts.iter().enumerate() {
+        if nth == place {
+            path += match rng.below(4) {
+                0 => "/.",
+                1 => "/",
+                2 if nth > 0 => "/..",
+                _ => "",
+            };
+            // Back to where it was.
+            if path.ends_with("/..") {
+                path = format!("{path}/{}", parts[nth - 1]);
+            }
+        }
+        path += "/";
+        path += part;
+    }
+    let mut name = format!("ssh://{}", rng.pick(&["h", "localhost", "127.0.0.1"]));
+    for byte in path.bytes() {
+        match byte.is_ascii_alphanumeric() || b"/._-".contains(&byte) {
+            true => name.push(byte.into()),
+            false => name += &format!("%{byte:02X}"),
+        }
+    }
+    Some(name)
+}
+
+/// The options of a command that reads the source.
+fn input(source: &Source, rng: &mut Rng) -> Vec<String> {
     let mut input = match source.kind {
         Kind::File => words(&["-f", source.format]),
         Kind::Json => Vec::new(),
         Kind::Appliance => words(&["--disk", "1"]),
     };
     input.extend((!rng.one_in(4)).then(|| "-U".to_string()));
+    input
+}
+
+/// The source or the target is a file on a server that is this machine.
+fn elsewhere(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Result<()> {
+    let file = &source.reads[rng.below(source.reads.len() as u64) as usize];
+    let place = match rng.one_in(2) {
+        true => shell.root.join(OWN).join(alias(file, shell, rng)?),
+        false => file.clone(),
+    };
+    let Some(target) = on_server(&place, rng) else {
+        return onto_file(shell, rng, cwd, source);
+    };
+    // As another one of a file that is a source alone.
+    if source.kind == Kind::File && source.reads.len() == 1 && rng.one_in(3) {
+        let mut args = words(&[rng.pick(&["convert", "import"])]);
+        if args[0] == "convert" {
+            args.extend(input(source, rng));
+        }
+        args.extend([target, self::target(file, shell, rng, cwd)?]);
+        let before = files(shell)?;
+        return refused(shell, cwd, &args, &before);
+    }
+    onto(shell, rng, cwd, source, file, target)
+}
+
+/// The target is a loop device over a file that is read, or such a file is the target of what is
+/// read through a loop device.
+fn by_loop_device(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Result<()> {
+    let file = &source.reads[rng.below(source.reads.len() as u64) as usize];
+    let made = Command::new("losetup")
+        .args(["-f", "--show"])
+        .arg(file)
+        .output();
+    let device = match made {
+        Ok(made) if made.status.success() => {
+            String::from_utf8_lossy(&made.stdout).trim().to_string()
+        }
+        // Only root can.
+        _ => return onto_file(shell, rng, cwd, source),
+    };
+    shell.note(format!("losetup {device} {}", file.display()));
+    let mut args = words(&["convert"]);
+    args.extend(input(source, rng));
+    // A device has whole sectors.
+    let is_whole = fs::metadata(file).is_ok_and(|file| file.len() % 512 == 0);
+    if is_whole && source.format == "qcow2" && source.reads.len() == 1 && rng.one_in(2) {
+        args.extend([device.clone(), target(file, shell, rng, cwd)?]);
+    } else {
+        args.extend(rng.one_in(2).then(|| "-n".to_string()));
+        args.extend(words(&["-O", "raw", &source.name, &device]));
+    }
+    let before = files(shell)?;
+    let result = refused(shell, cwd, &args, &before);
+    let _ = Command::new("losetup").args(["-d", &device]).status();
+    result
+}
+
+/// The target is what a descriptor of the process is open on, or is not.
+fn by_descriptor(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Result<()> {
+    let own = shell.root.join(OWN);
+    let old = own.join("old");
+    fs::write(&old, [5; 70_000]).map_err(|e| e.to_string())?;
+    let old_name = named(&old, shell, rng, cwd);
+    let new = named_plainly(&own.join("new"), shell, cwd);
+    let read = &source.reads[rng.below(source.reads.len() as u64) as usize];
+    let outputs = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+    let append = rng.pick(&[">>\"$FILE\"", "1<>\"$FILE\""]);
+    let input = input(source, rng);
+    let name = source.name.as_str();
+    let convert =
+        |target: &str| [words(&["convert"]), input.clone(), words(&[name, target])].concat();
+    let import = |target: &str| words(&["import", name, target]);
+    let is_json = source.kind == Kind::Json;
+    let (args, redirection, file) = match rng.below(6) {
+        // The disk to what it is read from.
+        0 | 1 => (convert(rng.pick(&outputs)), append, read),
+        // The verdict to the source.
+        2 if !is_json => (import(&new), append, &source.reads[0]),
+        // Messages to the target.
+        2 | 3 => {
+            let create = words(&["create", "-f", "raw", &old_name, "1M"]);
+            let all = [create, import(&old_name), convert(&old_name)];
+            let of = if is_json { [0, 2, 2] } else { [0, 1, 2] };
+            (all[of[rng.below(3) as usize]].clone(), append, &old)
+        }
+        // An image in the place of what was there.
+        4 => {
+            let name = rng.pick(&["/dev/fd/7", "/proc/self/fd/7", "file:/dev/fd/7"]);
+            let create = words(&["create", "-f", "raw", name, "1M"]);
+            let all = [create, convert(name)];
+            let to = rng.pick(&["7>>\"$FILE\"", "7<>\"$FILE\""]);
+            (all[rng.below(2) as usize].clone(), to, &old)
+        }
+        _ => {
+            let all = [
+                import(&new),
+                convert(rng.pick(&outputs)),
+                words(&["info", name]),
+            ];
+            let of = if is_json { [2, 1, 2] } else { [0, 1, 2] };
+            (all[of[rng.below(3) as usize]].clone(), ">&-", &old)
+        }
+    };
+    shell.redirection = Some((redirection.into(), file.clone()));
+    let before = files(shell)?;
+    refused(shell, cwd, &args, &before)
+}
+
+/// A command that would write to one of the files.
+fn onto_file(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Result<()> {
+    let file = &source.reads[rng.below(source.reads.len() as u64) as usize];
+    let target = target(file, shell, rng, cwd)?;
+    onto(shell, rng, cwd, source, file, target)
+}
+
+/// A command that would write to this file, which has the name `target`.
+fn onto(
+    shell: &mut Shell,
+    rng: &mut Rng,
+    cwd: &str,
+    source: &Source,
+    file: &Path,
+    target: String,
+) -> Result<()> {
+    let (is_own, ending) = (*file == source.reads[0], file.extension());
+    let is_here = !target.starts_with("ssh:");
+    let own = shell.root.join(OWN);
+    let new = named_plainly(&own.join("new"), shell, cwd);
+    let absolute = bytes::text(source.reads[0].as_os_str().as_bytes());
+    let is_plain = source.kind == Kind::File;
+    let formats: [&str; 6] = ["raw", "qcow2", "vmdk", "vdi", "vhdx", "vpc"];
+    let data_file = format!("data_file={}", as_value(&target));
+    let input = input(source, rng);
     let mut args;
     match rng.below(8) {
         0 if is_plain => {
@@ -271,14 +456,14 @@ fn onto_file(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Re
             args.extend(input);
             args.push(source.name.clone());
         }
-        3 if is_plain || is_own && source.kind == Kind::Appliance => {
+        3 if is_here && (is_plain || is_own && source.kind == Kind::Appliance) => {
             args = words(&["import", "-O", rng.pick(&["raw", "qcow2"])]);
             args.extend(rng.one_in(2).then(|| "--spill=.".to_string()));
             args.extend(rng.one_in(4).then(|| format!("--sums={target}")));
             args.extend(words(&[&source.name, &target]));
         }
         // Only images can be changed, and those that are above others.
-        4 if is_plain && !is_own && ending == Some(OsStr::new("qcow2")) => {
+        4 if is_here && is_plain && !is_own && ending == Some(OsStr::new("qcow2")) => {
             args = words(&[
                 "rebase",
                 "-f",

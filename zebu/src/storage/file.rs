@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use super::engine::{Op, OpKind};
 use super::extent;
 use super::lock::{self, LockRequest};
-use super::{Alignment, Blocks, Io, Iov, Properties, Queue, Started, Storage};
+use super::{Alignment, Blocks, FileStamp, Io, Iov, Properties, Queue, Started, Storage};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -327,6 +328,23 @@ unsafe impl Storage for HostFile {
 
     fn host_file(&self) -> Option<&HostFile> {
         Some(self)
+    }
+
+    fn stamp(&self) -> Option<io::Result<FileStamp>> {
+        // A write to a device does not change the times of its node.
+        (!self.properties.is_device).then(|| {
+            let metadata = self.std().metadata()?;
+            Ok(FileStamp {
+                size: metadata.len(),
+                seconds: metadata.mtime() as u32,
+                nanoseconds: metadata.mtime_nsec() as u32,
+            })
+        })
+    }
+
+    fn set_modified(&self, seconds: u32) -> io::Result<()> {
+        let since = Duration::from_secs(seconds.into());
+        self.std().set_modified(SystemTime::UNIX_EPOCH + since)
     }
 
     fn blocks(&self) -> Option<&Blocks> {

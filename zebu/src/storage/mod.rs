@@ -39,6 +39,7 @@ pub(crate) mod secret;
 mod slab;
 #[cfg(feature = "ssh")]
 pub(crate) mod ssh;
+mod stamp;
 mod window;
 mod writings;
 mod zero;
@@ -80,6 +81,8 @@ pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
 pub(crate) use secret::Secret;
+#[doc(hidden)]
+pub use stamp::FileStamp;
 pub use window::Window;
 pub(crate) use writings::Writings;
 pub(crate) use zero::is_zero;
@@ -197,6 +200,22 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// The file of this machine, if it is one.
     fn host_file(&self) -> Option<&HostFile> {
         None
+    }
+
+    /// What tells whether the file changes, asked now; None: it has nothing of that kind. Blocks.
+    #[doc(hidden)]
+    fn stamp(&self) -> Option<io::Result<FileStamp>> {
+        self.inner()?.stamp()
+    }
+
+    /// Sets the time of change of a file that has a [`Storage::stamp`], in seconds since 1970.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// Those of the file system, or of the server.
+    #[doc(hidden)]
+    fn set_modified(&self, seconds: u32) -> io::Result<()> {
+        inner_of(self.inner())?.set_modified(seconds)
     }
 
     /// The writes in flight of a storage with an alignment.

@@ -12,15 +12,15 @@ use zebu::jobs::{self, ConvertError, ConvertOptions, ExportFormat, StreamSink};
 #[cfg(feature = "object-store")]
 use zebu::storage::{ObjectState, Upload};
 
-use super::{Arguments, ended, events};
+use super::{Arguments, Sources, ended, events};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::{NewImage, parse_format};
 use crate::progress::Progress;
+use crate::{appliance, open, same_file, streams};
 #[cfg(feature = "object-store")]
-use crate::{file_name, same_file, signals};
-use crate::{open, streams};
+use crate::{file_name, signals};
 
 /// A target that is written in order.
 pub enum Output {
@@ -96,6 +96,15 @@ impl Output {
         }
     }
 
+    /// The open file, if it is one.
+    pub fn file(&self) -> Option<&File> {
+        match self {
+            Output::Pipe(file) => Some(file),
+            #[cfg(feature = "object-store")]
+            Output::Object(_) => None,
+        }
+    }
+
     /// How progress is shown beside it.
     pub fn progress(&self, shows: bool) -> Progress {
         match self {
@@ -106,15 +115,27 @@ impl Output {
     }
 
     /// Begins to write it, unless one of the sources is read from it.
-    pub fn begin(self, _sources: &[Device]) -> Result<(Box<dyn StreamSink>, Begun), Failure> {
+    pub fn begin(
+        self,
+        arguments: &Arguments,
+        sources: &[Device],
+    ) -> Result<(Box<dyn StreamSink>, Begun), Failure> {
         match self {
-            Output::Pipe(file) => Ok((Box::new(file), Begun::Pipe)),
+            Output::Pipe(file) => {
+                let path = same_file::name_of(&file);
+                let appliance = arguments.appliance();
+                let is_read = same_file::reads_file(sources, &path)
+                    || appliance.is_some_and(|name| appliance::has_file(name, &path));
+                if is_read {
+                    return Err(read_from(arguments.target()));
+                }
+                Ok((Box::new(file), Begun::Pipe))
+            }
             #[cfg(feature = "object-store")]
             Output::Object(store) => {
                 let name = store.name().as_os_str();
-                if same_file::reads_object(_sources, &store) {
-                    let (name, why) = (name.display(), same_file::READ_FROM);
-                    return Err(Failure::new(format!("{name}: {why}")));
+                if same_file::reads_object(sources, &store) {
+                    return Err(read_from(name));
                 }
                 let upload = store.upload(|| signals::stop_signal().is_some());
                 let upload = upload.map_err(|e| {
@@ -126,6 +147,11 @@ impl Output {
             }
         }
     }
+}
+
+/// The failure for an output that is also a source.
+pub fn read_from(name: &OsStr) -> Failure {
+    Failure::new(format!("{}: {}", name.display(), same_file::READ_FROM))
 }
 
 impl Begun {
@@ -191,16 +217,23 @@ fn format(arguments: &Arguments, target: &str, size: Option<u64>) -> Result<Expo
 pub fn convert(
     invocation: &Invocation,
     arguments: &Arguments,
-    sources: Vec<Device>,
+    sources: Sources,
     output: Output,
     options: &ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
-    let mut sizes = sources.iter().map(Device::size);
+    let Sources { devices, unchanged } = sources;
+    let mut sizes = devices.iter().map(Device::size);
     let size = sizes.try_fold(0, u64::checked_add);
     let format = format(arguments, output.what(), size)?;
-    let (sink, begun) = output.begin(&sources)?;
+    let (sink, begun) = output.begin(arguments, &devices)?;
     let events = events(invocation, arguments, progress);
-    let result = jobs::convert_to_stream(sources, sink, &format, options, events);
-    ended(result.map(drop), || begun.give_up(arguments.target()))
+    let result = jobs::convert_to_stream(devices, sink, &format, options, events);
+    let outcome = ended(result.map(drop), || begun.give_up(arguments.target()))?;
+    let mixed = |why| {
+        let name = arguments.target().display();
+        Failure::new(format!("{why}; '{name}' may be a mixture"))
+    };
+    unchanged.check().map_err(mixed)?;
+    Ok(outcome)
 }

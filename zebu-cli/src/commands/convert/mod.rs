@@ -23,6 +23,7 @@ use crate::known_options::option_help;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
 use crate::progress::{Progress, incomplete, interrupted};
+use crate::same_file::Unchanged;
 use crate::{appliance, open, output, size};
 
 /// Copy one or more images to another, with format conversion
@@ -139,6 +140,11 @@ impl Arguments {
         self.target_format.as_deref().unwrap_or("raw")
     }
 
+    /// The name of the appliance that is read.
+    fn appliance(&self) -> Option<&OsString> {
+        self.disk.and(self.names.first())
+    }
+
     fn target(&self) -> &OsStr {
         self.names
             .last()
@@ -190,7 +196,7 @@ fn run_job(
     let queue = open::queue()?;
     let (target, names) = arguments.names.split_last().expect("looked at");
     let mut names = names.to_vec();
-    let kept = match stream::open(&queue, arguments, &mut names, output.is_some())? {
+    let kept = match stream::open(&queue, arguments, &mut names, output.as_ref())? {
         stream::Opened::Files(kept) => kept,
         stream::Opened::Stream(source) => {
             return stream::convert(
@@ -199,15 +205,15 @@ fn run_job(
         }
     };
     let sources = open_sources(&queue, arguments, &names, kept.is_some())?;
-    let sizes = sources.iter().map(Device::size);
+    let sizes = sources.devices.iter().map(Device::size);
     progress.job(sizes.fold(0, u64::saturating_add));
     if let Some(output) = output {
         return export::convert(invocation, arguments, sources, output, &options, progress);
     }
     if arguments.bitmaps {
-        options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources)?;
+        options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources.devices)?;
     }
-    let content = target::Content::of(&sources);
+    let content = target::Content::of(&sources.devices);
     let target = target::open(&queue, arguments, target, &content, &mut options)?;
     convert(
         invocation, &queue, arguments, sources, target, &options, progress,
@@ -218,7 +224,7 @@ fn convert(
     invocation: &Invocation,
     queue: &Queue,
     arguments: &Arguments,
-    sources: Vec<Device>,
+    sources: Sources,
     target: Target,
     options: &ConvertOptions,
     progress: &mut Progress,
@@ -229,9 +235,12 @@ fn convert(
         false => target.qcow2_file(),
     };
     let events = events(invocation, arguments, progress);
-    let result = jobs::convert(sources, target, options, events);
-    let name = arguments.target();
-    ended(result, || incomplete(queue, name, file.as_deref()))
+    let result = jobs::convert(sources.devices, target, options, events);
+    let state = || incomplete(queue, arguments.target(), file.as_deref());
+    let outcome = ended(result, state)?;
+    let why = sources.unchanged.check();
+    why.map_err(|why| Failure::new(format!("{why}; {}", state())))?;
+    Ok(outcome)
 }
 
 /// What is done with the events of a job.
@@ -378,13 +387,19 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+/// What is read, and what tells whether it was changed since it was opened.
+struct Sources {
+    devices: Vec<Device>,
+    unchanged: Unchanged,
+}
+
 /// Opens the sources. `is_kept`: the only one is the copy of a stream.
 fn open_sources(
     queue: &Queue,
     arguments: &Arguments,
     names: &[OsString],
     is_kept: bool,
-) -> Result<Vec<Device>, Failure> {
+) -> Result<Sources, Failure> {
     let cache = source_cache(arguments.source_cache.as_deref())?;
     let snapshot = arguments
         .snapshot
@@ -411,5 +426,8 @@ fn open_sources(
             Some(number) => appliance::open_disk(queue, name, number, options)?,
         });
     }
-    Ok(devices)
+    Ok(Sources {
+        unchanged: Unchanged::of(&devices, arguments.source.force_share),
+        devices,
+    })
 }

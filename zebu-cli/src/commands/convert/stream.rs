@@ -9,13 +9,14 @@ use zebu::block::{Device, Format};
 use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream, Spill, StreamOptions, Target};
 use zebu::storage::{CacheMode, Queue, Storage};
 
-use super::export::{Begun, Output};
+use super::export::{self, Begun, Output};
 use super::{Arguments, ended, target};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
+use crate::file_name::file_of;
 use crate::progress::{Progress, incomplete};
 use crate::streams::{self, Input};
-use crate::{open, size, untrusted};
+use crate::{open, same_file, size, untrusted};
 
 /// Bytes that are kept of a stream by default, with `--spill`.
 const SPILL: u64 = 64 << 30;
@@ -40,7 +41,7 @@ pub fn open(
     queue: &Queue,
     arguments: &Arguments,
     names: &mut [OsString],
-    to_stream: bool,
+    output: Option<&Output>,
 ) -> Result<Opened, Failure> {
     if arguments.source.name.image_opts {
         return Ok(Opened::Files(None));
@@ -62,6 +63,14 @@ pub fn open(
     let Some(file) = stream else {
         return Ok(Opened::Files(None));
     };
+    // What precedes in a file was read already.
+    let target = match output {
+        Some(output) => output.file().map(same_file::name_of),
+        None => file_of(arguments.target()).ok().map(|file| file.path),
+    };
+    if target.is_some_and(|target| same_file::is_same(&same_file::name_of(&file), &target)) {
+        return Err(export::read_from(arguments.target()));
+    }
     streams::widen(&file);
     let name = &mut names[0];
     let options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
@@ -69,7 +78,7 @@ pub fn open(
     let bytes = Box::new(file);
     let stream = ImageStream::open(queue, bytes, options.format, &untrusted::policy());
     let stream = stream.map_err(failure)?;
-    let Some(why) = needs_file(arguments, &stream, to_stream) else {
+    let Some(why) = needs_file(arguments, &stream, output.is_some()) else {
         let backing = stream.open_backing(queue, &options.clone().format(None));
         return Ok(Opened::Stream(Box::new(Source {
             backing: backing.map_err(failure)?.into_iter().collect(),
@@ -172,7 +181,7 @@ pub fn convert(
     let spill = spill(arguments)?;
     let (target, begun) = match output {
         Some(output) => {
-            let (sink, begun) = output.begin(&backing)?;
+            let (sink, begun) = output.begin(arguments, &backing)?;
             (Target::raw_stream(sink), begun)
         }
         None => {

@@ -3,12 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use zebu::block::{Device, FileSpec, Format};
 use zebu::internal::new_image::in_first;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
 use zebu::names::Source;
-use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
+use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
 use super::{Arguments, bitmaps};
 use crate::create_options::CreateOptions;
@@ -156,21 +157,40 @@ impl Wanted<'_> {
         }
     }
 
-    /// Refuses files that a source reads.
+    /// Refuses files that a source reads, or that messages go to.
     fn check_not_read(&self, files: &[Option<&FileSpec>]) -> Result<(), Failure> {
-        // Disks of an appliance are read in place, its descriptor before.
-        let appliance = self.arguments.disk.and(self.arguments.names.first());
-        let is_read = |file: &&FileSpec| {
-            same_file::reads(self.sources, file)
-                || appliance.is_some_and(|name| appliance::has_file(name, &file.bottom().path))
+        let refused = match self.arguments.no_create {
+            true => same_file::refused,
+            false => same_file::refused_new,
         };
-        match files.iter().flatten().any(is_read) {
-            true => {
-                let format = self.arguments.target_format();
-                Err(creation_failure(self.name, format, same_file::READ_FROM))
-            }
-            false => Ok(()),
-        }
+        // Disks of an appliance are read in place, its descriptor before.
+        let appliance = self.arguments.appliance();
+        let is_of = |file: &FileSpec| {
+            appliance.is_some_and(|name| appliance::has_file(name, &file.bottom().path))
+        };
+        let why = files.iter().flatten().find_map(|file| {
+            let why = refused(self.sources, file);
+            why.or_else(|| is_of(file).then_some(same_file::READ_FROM))
+        });
+        self.refuse(why)
+    }
+
+    /// The same of files that are open, by what they are.
+    fn check_open(&self, files: &[Arc<dyn Storage>]) -> Result<(), Failure> {
+        let read = same_file::refused_open(self.sources, files);
+        let appliance = self.arguments.appliance().into_iter();
+        let mut own = appliance.flat_map(|name| appliance::own_files(name));
+        self.refuse(read.or_else(|| {
+            own.find_map(|own| {
+                let mut files = files.iter();
+                files.find_map(|file| same_file::file_elsewhere(&own, &**file))
+            })
+        }))
+    }
+
+    fn refuse(&self, why: Option<&str>) -> Result<(), Failure> {
+        let format = self.arguments.target_format();
+        why.map_or(Ok(()), |why| Err(creation_failure(self.name, format, why)))
     }
 
     /// Refuses what targets of the format cannot have.
@@ -219,6 +239,7 @@ impl Wanted<'_> {
         }
         let device = self.open_device(&source, &self.caches(false), options)?;
         self.check_not_read(&[Some(&FileSpec::new(device.top().data().path()))])?;
+        self.check_open(&device.top().storages())?;
         self.check_size(device.size())?;
         if self.arguments.bitmaps {
             bitmaps::check_target(self.queue, &device, &options.bitmaps)?;
@@ -240,6 +261,7 @@ impl Wanted<'_> {
             .map_err(|e| open::failure(self.name, &e))?;
         self.check_not_read(&[Some(&spec)])?;
         let storage = file.storage();
+        self.check_open(std::slice::from_ref(&storage))?;
         let length = storage.len();
         self.check_size(length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?)?;
         Ok(Target::Raw(storage))
@@ -319,8 +341,11 @@ impl Wanted<'_> {
         let others = others.map_err(failure)?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.
-        let unread = self.check_not_read(&written);
-        let backing = match unread.and_then(|()| self.look_at_backing(&create, &written)) {
+        let unread = self
+            .check_not_read(&written)
+            .and_then(|()| self.check_open(&files.storages()))
+            .and_then(|()| self.look_at_backing(&create, &written, &files));
+        let backing = match unread {
             Ok(backing) => backing,
             Err(e) => {
                 files.give_up();
@@ -388,6 +413,7 @@ impl Wanted<'_> {
         &self,
         create: &CreateOptions,
         targets: &[Option<&FileSpec>],
+        files: &NewFiles,
     ) -> Result<Option<u64>, Failure> {
         let Some(backing) = create.value("backing_file") else {
             return Ok(None);
@@ -399,11 +425,13 @@ impl Wanted<'_> {
             open::repaired(self.queue, &source, &options)
         });
         match opened {
-            Ok(device) if same_file::reads_any(&device, targets) => {
-                let format = self.arguments.target_format();
-                Err(creation_failure(self.name, format, same_file::READ_FROM))
+            Ok(device) => {
+                let is_read = same_file::reads_any(&device, targets);
+                let why = is_read.then_some(same_file::READ_FROM);
+                let size = device.size();
+                self.refuse(why.or_else(|| same_file::refused_open(&[device], &files.storages())))?;
+                Ok(Some(size))
             }
-            Ok(device) => Ok(Some(device.size())),
             Err(e) => Err(open::failure(
                 self.name,
                 &e.during("Could not open backing file"),

@@ -220,7 +220,7 @@ impl Job {
         let failed = |e| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
         stream.skip().map_err(failed)?;
         let checked = || source.check_unchanged();
-        self.from_file(queue, arguments, &source.file, format, checked)
+        self.convert_file(queue, arguments, &source.file, format, checked)
     }
 
     /// Keeps a stream in a file, which is verified before it is converted.
@@ -246,11 +246,11 @@ impl Job {
             };
             Trouble::new(cause, zebu::strerror(&e).to_string())
         })?;
-        self.from_file(queue, arguments, &file, format, || Ok(()))
+        self.convert_file(queue, arguments, &file, format, || Ok(()))
     }
 
     /// Converts a verified file. `checked` says in the end whether it is still that.
-    fn from_file(
+    fn convert_file(
         &self,
         queue: &Queue,
         arguments: &convert::Arguments,

@@ -10,7 +10,7 @@ mod source;
 mod verdict;
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::invocation::Invocation;
 use crate::known_options::option_help;
 use crate::options::{NameOptions, SourceOptions};
 use crate::progress::Progress;
-use crate::{output, signals, size, untrusted};
+use crate::{output, same_file, signals, size, streams, untrusted};
 use digest::{Digest, Digests};
 use job::Job;
 use limits::{Bounds, Watch};
@@ -116,6 +116,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         seconds("limit of processor time", &arguments.max_cpu)?,
     );
     let wanted = wanted(arguments, format)?;
+    check_output(&wanted)?;
     signals::catch_stops();
     let mut progress = Progress::beside_data(wanted.arguments.progress);
     let record = Record::default();
@@ -123,11 +124,43 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     progress.finish(result.is_ok());
     let trouble = result.err();
     let verdict = record.verdict(&wanted.source, &wanted.target, trouble.as_ref());
-    let said = output::report(&verdict);
-    match trouble {
-        None => said,
-        Some(trouble) => Err(Failure::new(trouble.reason).with_status(trouble.cause.status())),
+    let lost = output::try_report(&verdict).err().map(|e| {
+        let why = zebu::strerror(&e);
+        format!("Could not write the verdict to standard output: {why}")
+    });
+    match (trouble, lost) {
+        (None, None) => Ok(0),
+        (None, Some(lost)) => {
+            let target = wanted.target.display();
+            Err(Failure::new(format!("{lost}; the image is in '{target}'")))
+        }
+        (Some(trouble), lost) => {
+            let lost = lost.map_or(String::new(), |lost| format!("; {lost}"));
+            let text = format!("{}{lost}", trouble.reason);
+            Err(Failure::new(text).with_status(trouble.cause.status()))
+        }
     }
+}
+
+/// Refuses what the verdict, or a message, would be written into, and a standard output that does not
+/// take the verdict.
+fn check_output(wanted: &Wanted) -> Result<(), Failure> {
+    drop(output::stdout()?);
+    let sums = wanted.arguments.sums.as_ref();
+    for name in [&wanted.target, &wanted.source].into_iter().chain(sums) {
+        let path = match name == streams::STANDARD {
+            true => Path::new("/dev/stdin"),
+            false => Path::new(path(name)),
+        };
+        let why = match name == &wanted.target && streams::is_open_file(name) {
+            true => Some(same_file::IS_OPEN),
+            false => same_file::is_printed_to(path).then_some(same_file::PRINTED_TO),
+        };
+        if let Some(why) = why {
+            return Err(Failure::new(format!("{}: {why}", name.display())));
+        }
+    }
+    Ok(())
 }
 
 fn target_format(arguments: &Arguments) -> Result<Format, Failure> {

@@ -5,7 +5,7 @@
 //! so that nothing is finished of a source that is not verified.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use zebu::block::{FileDriver, FileOptions, FileSpec, Format, ImageSpec};
 use zebu::names::Source;
-use zebu::storage::{self, OpenFile, Queue, QueueOptions, Storage};
+use zebu::storage::{self, FileStamp, OpenFile, Queue, QueueOptions, Storage};
 
 use super::digest::{Digests, Hashing};
 use super::verdict::{Cause, Record, Trouble};
@@ -34,8 +34,6 @@ pub struct Opened {
     pub format: Option<Format>,
     /// The name of its file, without folders.
     pub base_name: Option<OsString>,
-    /// Its path, if it is a file.
-    path: Option<OsString>,
 }
 
 /// A file that is read more than once.
@@ -103,7 +101,6 @@ impl Opened {
                 bytes: Bytes::Remote(storage),
                 format,
                 base_name: base_name_elsewhere(file),
-                path: None,
             });
         }
         let path = file.map_or_else(|| super::path(name).to_owned(), |file| file.path.into());
@@ -111,23 +108,23 @@ impl Opened {
             .file_name()
             .filter(|_| path != streams::STANDARD);
         let base_name = base_name.map(OsStr::to_owned);
-        let (file, path) = match streams::input(&path) {
-            Ok(Input::Stream(file)) => (Ok(file), None),
-            Ok(Input::File(path)) => (File::open(&path), Some(path)),
-            Err(e) => (Err(e), None),
-        };
+        let file = streams::input(&path).and_then(|input| match input {
+            Input::Stream(file) => Ok(file),
+            Input::File(path) => File::open(&path),
+        });
         Ok(Opened {
             bytes: Bytes::File(file.map_err(|e| trouble(e.into()))?),
             format,
             base_name,
-            path,
         })
     }
 
-    /// Whether it is the file of this path.
+    /// Whether it is the file of this path, or may be.
     pub fn is_file(&self, path: &Path) -> bool {
-        let own = self.path.as_ref().map(Path::new);
-        own.is_some_and(|own| same_file::is_same(own, path))
+        match &self.bytes {
+            Bytes::File(file) => same_file::is_same(&same_file::name_of(file), path),
+            Bytes::Remote(storage) => same_file::file_elsewhere(path, &**storage).is_some(),
+        }
     }
 
     /// The file, if parts of it can be read in any order.
@@ -243,6 +240,27 @@ fn base_name_of_url(url: &OsStr) -> Option<OsString> {
 }
 
 impl Bytes {
+    /// What tells, as often as it is called, whether a file was changed.
+    fn stamp(&self) -> io::Result<Box<dyn Fn() -> Option<FileStamp>>> {
+        Ok(match self {
+            Bytes::File(file) => {
+                let file = file.try_clone()?;
+                Box::new(move || {
+                    let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
+                    Some(FileStamp {
+                        size: metadata.len(),
+                        seconds: metadata.mtime() as u32,
+                        nanoseconds: metadata.mtime_nsec() as u32,
+                    })
+                })
+            }
+            Bytes::Remote(storage) => {
+                let storage = storage.clone();
+                Box::new(move || storage.stamp()?.ok())
+            }
+        })
+    }
+
     /// To be used on the thread that calls.
     fn reader(self) -> io::Result<Box<dyn Read>> {
         Ok(match self {
@@ -295,6 +313,8 @@ fn fetch(
     sender: &SyncSender<Vec<u8>>,
 ) -> Result<(), Trouble> {
     let failed = |e: io::Error| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
+    let stamp = bytes.stamp().map_err(failed)?;
+    let before = stamp();
     let mut reader = bytes.reader().map_err(failed)?;
     let mut hashing = Hashing::new(wanted);
     let mut read = 0;
@@ -319,6 +339,10 @@ fn fetch(
             // It was refused.
             return Ok(());
         }
+    }
+    if stamp() != before {
+        let why = "The source was changed while it was read";
+        return Err(Trouble::new(Cause::Source, why));
     }
     let found = hashing.finish();
     let verified = wanted.verify(&found);

@@ -14,7 +14,7 @@ use zebu::storage::{CacheMode, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::{open, printed, size};
+use crate::{open, output, printed, size};
 
 /// Dump image metadata
 #[derive(Parser)]
@@ -85,7 +85,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return picture::draw(&queue, &device, range, kind, path).map(|()| 0);
     }
 
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut out = std::io::BufWriter::new(output::stdout()?);
     let result = match format {
         OutputFormat::Human => human(&queue, &device, start..end, &mut out),
         OutputFormat::Json => json(&queue, &device, start..end, &mut out),

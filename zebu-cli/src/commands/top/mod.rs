@@ -181,7 +181,8 @@ impl Source {
         std::thread::Builder::new().spawn(move || {
             while asked.recv().is_ok() && fetched.send(Event::Fetched(fetch(&address))).is_ok() {}
         })?;
-        let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH])?;
+        let caught = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH];
+        let mut signals = Signals::new(signals::without_ignored(&caught))?;
         let signalled = events.clone();
         std::thread::Builder::new().spawn(move || {
             for signal in signals.forever() {

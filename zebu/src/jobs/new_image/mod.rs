@@ -347,7 +347,8 @@ impl NewFiles {
         self.keep(queue.block_on(super::begin_image(queue, plan, self.storages())))
     }
 
-    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+    /// The open files, that of the image first.
+    pub fn storages(&self) -> Vec<Arc<dyn Storage>> {
         let files = [&self.file].into_iter().chain(&self.others);
         files.map(|file| file.storage.clone()).collect()
     }

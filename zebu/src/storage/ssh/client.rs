@@ -70,8 +70,8 @@ pub(super) enum Request {
     Flush,
     Remove,
     /// What the server says of the file.
-    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
     Stat,
+    SetTimes,
 }
 
 impl Request {
@@ -79,7 +79,11 @@ impl Request {
     fn bytes(self) -> u64 {
         match self {
             Request::Read(_, length) | Request::Write(_, length) => length.into(),
-            Request::SetLength(_) | Request::Flush | Request::Remove | Request::Stat => 0,
+            Request::SetLength(_)
+            | Request::Flush
+            | Request::Remove
+            | Request::Stat
+            | Request::SetTimes => 0,
         }
     }
 
@@ -88,7 +92,11 @@ impl Request {
         match self {
             Request::Write(end, length) => Some(end - u64::from(length)..end),
             Request::SetLength(length) => Some(length..u64::MAX),
-            Request::Read(..) | Request::Stat | Request::Flush | Request::Remove => None,
+            Request::Read(..)
+            | Request::Stat
+            | Request::SetTimes
+            | Request::Flush
+            | Request::Remove => None,
         }
     }
 
@@ -101,6 +109,7 @@ impl Request {
             Request::Flush => "flush",
             Request::Remove => "remove the file",
             Request::Stat => "read file attributes",
+            Request::SetTimes => "change the times",
         }
     }
 }
@@ -109,7 +118,6 @@ impl Request {
 pub(super) enum Answer {
     Done,
     Data(Data),
-    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
     Attributes(Attributes),
     /// A read behind the end of the file.
     End,

@@ -41,7 +41,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::dropped::range_of;
-use super::{Iov, OpKind, Properties, Queue, Started, Storage, connect};
+use super::{FileStamp, Iov, OpKind, Properties, Queue, Started, Storage, connect};
 use crate::{Error, Result};
 use client::Client;
 use connection::Connection;
@@ -151,5 +151,13 @@ unsafe impl Storage for Ssh {
     fn allocated(&self) -> io::Result<u64> {
         // The protocol cannot tell.
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn stamp(&self) -> Option<io::Result<FileStamp>> {
+        Some(operation::stamp(&self.client))
+    }
+
+    fn set_modified(&self, seconds: u32) -> io::Result<()> {
+        operation::set_modified(&self.client, seconds)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use super::super::{Iov, OpKind, Started};
+use super::super::{FileStamp, Iov, OpKind, Started};
 use super::client::{Answer, Client, Request, Shared, Waiting};
 use super::packet::Packet;
 
@@ -166,10 +166,39 @@ pub(super) fn remove(client: &Client) -> io::Result<()> {
     let shared = &client.shared;
     let path = &shared.options.path;
     let waiting = shared.submit(Request::Remove, |_| Packet::remove(path));
+    waited_for(&waiting).map(drop)
+}
+
+/// The size and the time of change of the file. Blocks.
+pub(super) fn stamp(client: &Client) -> io::Result<FileStamp> {
+    let waiting = client.shared.submit(Request::Stat, Packet::stat);
+    let found = match waited_for(&waiting)? {
+        Answer::Attributes(found) => found,
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    match (found.size, found.modified) {
+        (Some(size), Some(seconds)) => Ok(FileStamp {
+            size,
+            seconds,
+            nanoseconds: 0,
+        }),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Sets the times of the file. Blocks.
+pub(super) fn set_modified(client: &Client, seconds: u32) -> io::Result<()> {
+    let make = |handle: &[u8]| Packet::set_times(handle, seconds);
+    let waiting = client.shared.submit(Request::SetTimes, make);
+    waited_for(&waiting).map(drop)
+}
+
+/// The end of a request, for which the thread waits.
+fn waited_for(waiting: &Waiting) -> io::Result<Answer> {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         match waiting.poll(&Context::from_waker(&waker)) {
-            Poll::Ready(outcome) => return outcome.map(drop).map_err(Into::into),
+            Poll::Ready(outcome) => return outcome.map_err(Into::into),
             Poll::Pending => thread::park(),
         }
     }

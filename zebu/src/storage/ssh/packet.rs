@@ -104,6 +104,15 @@ impl Packet {
             .long(length)
     }
 
+    /// Sets the times of access and of change.
+    pub fn set_times(handle: &[u8], seconds: u32) -> Packet {
+        Packet::new(kind::FSETSTAT, 64)
+            .string(handle)
+            .number(attribute::TIMES)
+            .number(seconds)
+            .number(seconds)
+    }
+
     pub fn read(handle: &[u8], offset: u64, length: u32) -> Packet {
         Packet::new(kind::READ, 64)
             .string(handle)

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use zebu::block::Device;
+use zebu::block::{Device, FileSpec};
 use zebu::storage::Queue;
 
 use crate::failure::Failure;
@@ -55,11 +55,9 @@ pub fn draw(
     path: &OsStr,
 ) -> Result<(), Failure> {
     let path = Path::new(path);
-    let layers = device.all_layers();
-    let mut files = layers.flat_map(zebu::block::Layer::storages);
-    if files.any(|file| same_file::is_same(file.path(), path)) {
-        let text = format!("{}: '{}'", same_file::READ_FROM, path.display());
-        return Err(Failure::new(text));
+    let sources = std::slice::from_ref(device);
+    if let Some(why) = same_file::refused_new(sources, &FileSpec::new(path)) {
+        return Err(Failure::new(format!("{why}: '{}'", path.display())));
     }
     let failed = |e| Failure::new(format!("Failed to read image metadata: {e}"));
     let survey = Survey::of(queue, device, range, draw::MOST_CELLS).map_err(failed)?;

@@ -1,0 +1,13 @@
+//! What tells whether a file was changed.
+
+/// The size and the time of change of a file.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    /// In bytes.
+    pub size: u64,
+    /// The time of change since 1970, as far as 32 bits hold it: servers tell no more.
+    pub seconds: u32,
+    /// The rest of it; 0 if only seconds are known.
+    pub nanoseconds: u32,
+}
