@@ -200,7 +200,7 @@ mod tests {
         assert!(on(&[]).is_err());
         let used = TcpListener::bind(own).unwrap().local_addr().unwrap();
         let _held = TcpListener::bind(used).unwrap();
-        let busy = Listener::on([own.parse().unwrap(), used].into_iter());
+        let busy = Listener::on([own.parse().unwrap(), used]);
         assert_eq!(busy.unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 }

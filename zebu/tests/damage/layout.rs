@@ -399,8 +399,8 @@ pub struct Suspects {
     pub read: Vec<Vec<bool>>,
     /// When the image was written.
     pub written: Vec<Vec<bool>>,
-    /// Clusters of the active disk that are mapped behind the end of the truncated file, so that
-    /// reading them is an error.
+    /// Clusters of the active disk that are mapped behind the end of the truncated file, or whose
+    /// entries were there, so that reading them is an error.
     pub gone: Vec<bool>,
     /// Whether the snapshot table has changed.
     pub snapshot_table: bool,
@@ -497,14 +497,16 @@ impl Layout {
                 .map(|(view, paths)| paths.iter().map(|path| of(view, path, written)).collect())
                 .collect::<Vec<Vec<bool>>>()
         };
-        let end = (after.len() as u64).next_multiple_of(self.cluster);
+        let length = after.len() as u64;
+        let end = length.next_multiple_of(self.cluster);
         let gone = |path: &Path| {
-            let intact = !header && !changed.touches(&path.l1) && !changed.touches(&path.entry);
-            intact
-                && path.stored
+            let is_reached = !header && !changed.touches(&path.l1);
+            let no_data = !changed.touches(&path.entry)
                 && !path.data.is_empty()
                 && !path.compressed
-                && path.data.start >= end
+                && path.data.start >= end;
+            let no_entry = path.entry.end > length;
+            is_reached && path.stored && (no_data || no_entry)
         };
         Suspects {
             read: all(false),

@@ -34,6 +34,8 @@ pub struct Opened {
     pub format: Option<Format>,
     /// The name of its file, without folders.
     pub base_name: Option<OsString>,
+    /// Whether it is a stream by its name, such as standard input.
+    is_stream: bool,
 }
 
 /// A file that is read more than once.
@@ -101,6 +103,7 @@ impl Opened {
                 bytes: Bytes::Remote(storage),
                 format,
                 base_name: base_name_elsewhere(file),
+                is_stream: false,
             });
         }
         let path = file.map_or_else(|| super::path(name).to_owned(), |file| file.path.into());
@@ -108,14 +111,17 @@ impl Opened {
             .file_name()
             .filter(|_| path != streams::STANDARD);
         let base_name = base_name.map(OsStr::to_owned);
-        let file = streams::input(&path).and_then(|input| match input {
+        let input = streams::input(&path).map_err(|e| trouble(e.into()))?;
+        let is_stream = matches!(input, Input::Stream(_));
+        let file = match input {
             Input::Stream(file) => Ok(file),
             Input::File(path) => File::open(&path),
-        });
+        };
         Ok(Opened {
             bytes: Bytes::File(file.map_err(|e| trouble(e.into()))?),
             format,
             base_name,
+            is_stream,
         })
     }
 
@@ -129,8 +135,8 @@ impl Opened {
 
     /// The file, if parts of it can be read in any order.
     pub fn seekable(&self) -> Result<Option<Seekable>, Trouble> {
-        let found = match (&self.bytes, &self.path) {
-            (Bytes::File(file), Some(_)) => Seekable::new(file),
+        let found = match &self.bytes {
+            Bytes::File(file) if !self.is_stream => Seekable::new(file),
             _ => Ok(None),
         };
         found.map_err(|e| Trouble::new(Cause::Source, zebu::strerror(&e).to_string()))

@@ -102,19 +102,32 @@ impl Image {
         let slice_bytes = self.slice_entries as u64 * self.geometry.l2_entry_size() as u64;
         let first = self.geometry.l2_index(GuestOffset(guest)) / self.slice_entries;
         let offset = table.0 + first as u64 * slice_bytes;
-        let needed = match self.whole_clusters {
-            true => slice_bytes - 1,
-            false => 0,
-        };
-        if self.is_past_end(offset + needed)? {
+        if self.is_past_end(offset)? {
             return Err(corrupt(format!(
                 "L2 table offset {:#x} is past the end of the file (L1 index: {l1_index:#x})",
                 table.0
             )));
         }
         storage::event(&*self.file, storage::Event::L2Load);
-        let bytes = storage::read_vec(&*self.file, queue, offset, slice_bytes as usize).await?;
+        let mut bytes = storage::read_vec(&*self.file, queue, offset, slice_bytes as usize).await?;
+        if self.is_past_end(offset + slice_bytes - 1)? {
+            self.mark_missing(&mut bytes, self.file.len()?.saturating_sub(offset));
+        }
         Ok(Slice::decode(&bytes))
+    }
+
+    /// Makes the entries of a slice invalid that the file lacks, of which it has `there` bytes: as
+    /// zeroes they would be unallocated clusters.
+    fn mark_missing(&self, slice: &mut [u8], there: u64) {
+        // Of the end of the largest file; in an extended entry all subclusters are allocated.
+        const MISSING: [u64; 2] = [0x00ff_ffff_ffff_fe00, 0xffff_ffff];
+        let size = self.geometry.l2_entry_size();
+        let there = usize::try_from(there).map_or(slice.len(), |bytes| bytes.min(slice.len()));
+        for entry in slice[there / size * size..].chunks_exact_mut(size) {
+            for (word, missing) in entry.chunks_exact_mut(8).zip(MISSING) {
+                word.copy_from_slice(&missing.to_be_bytes());
+            }
+        }
     }
 
     fn extent_in(&self, slice: &Slice, guest: u64, limit: u64) -> Result<Extent> {
