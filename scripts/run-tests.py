@@ -84,6 +84,9 @@ def run(binary):
 
 
 def main():
+    # A shell starts what it runs in the background with these ignored, and programs keep that.
+    for stop in signal.SIGHUP, signal.SIGINT, signal.SIGQUIT:
+        signal.signal(stop, signal.SIG_DFL)
     failed = []
     with ThreadPoolExecutor(max_workers=CORES) as workers:
         running, waiting = [], []

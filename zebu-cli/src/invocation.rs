@@ -178,7 +178,7 @@ fn parse_by<T: clap::Parser>(
 
 /// The command, whose options take whatever follows them as the value that they require, as with getopt:
 /// also what begins with a dash.
-fn with_any_values(command: clap::Command) -> clap::Command {
+pub(crate) fn with_any_values(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| {
         let requires_value = arg.get_action().takes_values()
             && arg

@@ -383,7 +383,7 @@ fn a_file_that_changes_is_refused() {
         ended.store(true, Ordering::Relaxed);
         verdict
     });
-    says(&verdict, "has changed while it was read");
+    says(&verdict, "was changed while it was read");
 }
 
 #[test]

@@ -576,8 +576,11 @@ fn read_only_images_and_several_exports() {
             "y.qcow2",
         ],
     );
-    let pid = fs::read_to_string(lab.path("p")).unwrap();
-    assert_eq!(pid.trim(), server.pid().to_string());
+    let pid = format!("{}\n", server.pid());
+    // It is written beside the first socket.
+    wait_until("the number of the process is there", || {
+        fs::read_to_string(lab.path("p")).is_ok_and(|found| found == pid)
+    });
     let connect = |name: &str| {
         let mut machine = Machine::new(Setup::default()).unwrap();
         let connection = machine.connect(&lab.path(name)).unwrap();

@@ -8,7 +8,6 @@
 
 mod blkdebug;
 mod drivers;
-pub(crate) mod host;
 #[cfg(feature = "http")]
 mod http;
 mod image_options;

@@ -20,6 +20,7 @@ pub(crate) mod engine;
 pub(crate) mod event;
 mod extent;
 mod file;
+pub(crate) mod host;
 mod join;
 mod lock;
 mod memory;

@@ -123,14 +123,16 @@ fn value(
 pub mod tests {
     //! Guards against numbers that are parsed differently from qemu-img, and shares of threads that
     //! do not add up.
-    use clap::Parser;
+    use clap::{CommandFactory, FromArgMatches};
 
     use super::*;
+    use crate::invocation::with_any_values;
 
     pub fn plan(arguments: &[&str]) -> Result<Plan, Failure> {
         let all = std::iter::once("bench").chain(arguments.iter().copied());
-        let arguments = Arguments::try_parse_from(all).expect("arguments");
-        Plan::new(&arguments)
+        let command = with_any_values(Arguments::command());
+        let matches = command.try_get_matches_from(all).expect("arguments");
+        Plan::new(&Arguments::from_arg_matches(&matches).expect("arguments"))
     }
 
     #[test]

@@ -261,6 +261,7 @@ impl Job {
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
         let source = Source::Name(name.into());
         let how = untrusted::defaults().format(Some(format));
+        let how = how.whole_clusters(true);
         let refused = |e: zebu::Error| Trouble::of_image(&e);
         // First only its header, to report what that names.
         let named = how.clone().inspect(true);

@@ -62,7 +62,7 @@ impl Seekable {
             Ok(now) if now == self.state => Ok(()),
             _ => Err(Trouble::new(
                 Cause::Source,
-                "The source has changed while it was read",
+                "The source was changed while it was read",
             )),
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Type};
 
 use super::NbdServer;
-use crate::names::host::addresses;
+use crate::storage::host::addresses;
 use crate::tls::ClientTls;
 use crate::tls::session::Session;
 

@@ -26,7 +26,7 @@ use object_store::{
 use super::blocks::BLOCK;
 use super::failure::{NO_AUTHORITIES, Pause, Trouble};
 use super::source::{Body, InMemory, Opened, Source, Task};
-use crate::names::host::addresses;
+use crate::storage::host::addresses;
 use crate::storage::{CacheIdentity, Words};
 
 /// Which protocol an object store speaks.

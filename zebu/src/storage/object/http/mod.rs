@@ -17,8 +17,8 @@ use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy, Response, StatusCode, 
 use super::blocks::BLOCK;
 use super::failure::{NO_AUTHORITIES, Trouble};
 use super::source::{Body, InMemory, Opened, Source, Task};
-use crate::names::host::{LOCALHOST, localhost};
 use crate::storage::Words;
+use crate::storage::host::{LOCALHOST, localhost};
 use answer::{ContentRange, Identity};
 pub(crate) use options::{Access, HttpOptions, Login};
 
