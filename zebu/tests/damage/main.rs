@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress, repair_all};
 use images::{Files, Sound};
+use layout::Layout;
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
 fn queue() -> Queue {
@@ -30,7 +31,7 @@ fn queue() -> Queue {
 /// Changes one or two bytes of the metadata, or the length of the file. Returns a description.
 fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
     match rng.below(12) {
-        0 | 1 => return relength(rng, sound.layout.cluster, file),
+        0 | 1 => return relength(rng, &sound.layout, file),
         2..=4 => return cross(rng, sound, file),
         _ => {}
     }
@@ -114,8 +115,8 @@ fn cross(rng: &mut Rng, sound: &Sound, file: &mut [u8]) -> String {
     said
 }
 
-fn relength(rng: &mut Rng, cluster: u64, file: &mut Vec<u8>) -> String {
-    let unit = rng.pick(&[1, 512, cluster, cluster]);
+fn relength(rng: &mut Rng, layout: &Layout, file: &mut Vec<u8>) -> String {
+    let unit = rng.pick(&[1, 512, layout.cluster, layout.cluster]);
     let old = file.len() as u64;
     if rng.one_in(3) {
         let more = unit * rng.below(8) + rng.below(2);
@@ -127,7 +128,12 @@ fn relength(rng: &mut Rng, cluster: u64, file: &mut Vec<u8>) -> String {
         file.extend(bytes);
         return format!("{more} bytes more, junk: {junk}");
     }
-    let length = (rng.below(old / unit + 1) * unit).min(old);
+    let length = match rng.one_in(2) {
+        true => rng.below(old / unit + 1) * unit,
+        // In a table.
+        false => layout.fields[rng.index(layout.fields.len())].at.start,
+    };
+    let length = length.min(old);
     file.truncate(length as usize);
     format!("cut off at {length:#x} of {old:#x}")
 }
