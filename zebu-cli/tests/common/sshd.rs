@@ -116,10 +116,11 @@ impl Sshd {
 
     /// Ends all connections, as if their processes had crashed.
     pub fn kill_connections(&self) {
-        // Each connection is a child of the server, perhaps with children of its own.
-        let children = children(self.child.id());
-        assert!(!children.is_empty(), "a connection to kill");
-        for child in children {
+        // Each connection is a child of the server, perhaps with children of its own. After the
+        // last one was killed the next one may be on its way.
+        let connections = || children(self.child.id());
+        wait_until("there is a connection", || !connections().is_empty());
+        for child in connections() {
             for pid in children_and(child) {
                 // It may have ended already.
                 let _ = Command::new("kill")
