@@ -224,7 +224,7 @@ if begin guests; then
     end "machines on the servers' disks"
 fi
 if begin streams; then
-    program --test cli -- --include-ignored --nocapture http:: ssh:: pipes:: import:: uploads::
+    program --test cli -- --include-ignored --nocapture http:: ssh:: pipes import:: uploads::
     end "servers with faults, and pipes"
 fi
 if begin strict-mode; then

@@ -42,7 +42,8 @@ pub fn catch_stops() {
     }
 }
 
-/// From now on the same signals end the program with the exit status that shells report, after `message` on standard error: for changes that are safe to be interrupted at any
+/// From now on the same signals end the program with the exit status that shells report, after
+/// `message` on standard error: for changes that are safe to be interrupted at any
 /// time. Signals that are ignored stay ignored.
 pub fn end_on_stop(message: String) {
     // It fails where there can be no pipe: signals have their default action then.

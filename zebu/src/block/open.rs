@@ -89,8 +89,8 @@ options! {
         /// Open the top image to check or repair it: damage is no error, and its tables are not
         /// read.
         pub check: bool,
-        /// The last cluster of the file of a qcow2 image must be complete: the file is the copy of a
-        /// stream, which may have been cut off. Else what it lacks reads as zeroes.
+        /// The last data cluster of the file of a qcow2 image must be complete: the file has come from
+        /// elsewhere, and may have been cut off. Else what it lacks reads as zeroes.
         pub whole_clusters: bool,
         /// Bytes of cached L2 tables; None: enough for the disk, up to 32 MiB.
         pub l2_cache_size: Option<u64>,

@@ -110,6 +110,8 @@ impl Image {
         }
         storage::event(&*self.file, storage::Event::L2Load);
         let mut bytes = storage::read_vec(&*self.file, queue, offset, slice_bytes as usize).await?;
+        // The file has not grown over the slice since it was read: an image with a truncated table is
+        // not written, and a new table is whole before an L1 entry refers to it.
         if self.is_past_end(offset + slice_bytes - 1)? {
             self.mark_missing(&mut bytes, self.file.len()?.saturating_sub(offset));
         }
@@ -119,7 +121,7 @@ impl Image {
     /// Makes the entries of a slice invalid that the file lacks, of which it has `there` bytes: as
     /// zeroes they would be unallocated clusters.
     fn mark_missing(&self, slice: &mut [u8], there: u64) {
-        // Of the end of the largest file; in an extended entry all subclusters are allocated.
+        // At an offset that no file reaches; in an extended entry all subclusters are allocated.
         const MISSING: [u64; 2] = [0x00ff_ffff_ffff_fe00, 0xffff_ffff];
         let size = self.geometry.l2_entry_size();
         let there = usize::try_from(there).map_or(slice.len(), |bytes| bytes.min(slice.len()));
