@@ -160,7 +160,14 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
         }
         4 => work::jobs(queue, sound, &files),
         5 if files.base.is_some() => work::rebase(queue, sound, &mut files, &suspects),
-        _ => drop(repair::repair(queue, &mut rng, sound, &file, folder)),
+        _ => drop(repair::repair(
+            queue,
+            &mut rng,
+            sound,
+            &file,
+            &suspects.gone,
+            folder,
+        )),
     }
 }
 
@@ -277,7 +284,8 @@ fn repair_of_every_field() {
                 }
                 tries.run(|| {
                     let _note = PrintOnPanic(format!("{}: byte {at:#x} is {value:#x}", sound.name));
-                    let outcome = repair::repair(&queue, &mut rng, &sound, &file, folder.path());
+                    let outcome =
+                        repair::repair(&queue, &mut rng, &sound, &file, &[], folder.path());
                     let suspects = sound.layout.suspects(&sound.file, &file);
                     let files = Files::new(&sound, &file);
                     work::reading(&queue, &sound, &files, &suspects);

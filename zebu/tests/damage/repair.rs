@@ -49,12 +49,14 @@ pub struct Outcome {
     pub lost: u64,
 }
 
-/// Repairs a damaged image. If it is sound then, it is written.
+/// Repairs a damaged image. If it is sound then, it is written. Clusters of the active disk that are
+/// `gone` with the end of the file must not be zero then.
 pub fn repair(
     queue: &Queue,
     rng: &mut Rng,
     sound: &Sound,
     damaged: &[u8],
+    gone: &[bool],
     folder: &Path,
 ) -> Outcome {
     let files = Files::new(sound, damaged);
@@ -81,6 +83,16 @@ pub fn repair(
         .is_ok_and(|report| report.corruptions == 0 && report.check_errors == 0);
     let mut what = format!("{mode:?}: {result:?}, {messages:#?}");
     let whole = !lost_any(&before, &after);
+    if clean && let Ok(device) = files.open(queue, false, true) {
+        let found = read(queue, &device, sound.layout.cluster, sound.content[0].len());
+        for (n, gone) in gone.iter().enumerate() {
+            let there = found.get(n).is_some_and(Option::is_some);
+            assert!(
+                !gone || !there,
+                "{what}: cluster {n} was truncated, and can be read"
+            );
+        }
+    }
     if clean {
         match check(queue, &files.file) {
             Ok(again) => {

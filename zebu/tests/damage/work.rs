@@ -346,7 +346,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
             &what,
         );
         // (A shrink may have dropped them; enlarged again, they are zero.)
-        if suspects.data_file && !session.resized {
+        if view == 0 && !session.resized {
             for (n, gone) in suspects.gone.iter().enumerate() {
                 let what = format!("after a session cluster {n}, which was truncated, can be read");
                 assert!(!gone || found[n].is_none(), "{what}");

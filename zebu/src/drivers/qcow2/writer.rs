@@ -16,7 +16,8 @@ use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::{Gate, Ranges};
 use crate::format::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry, Replacement,
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, Header, INCOMPATIBLE_CORRUPT, L1Entry,
+    L2Entry, Replacement,
 };
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -317,32 +318,60 @@ impl Image {
         }
     }
 
-    /// Refuses an image with a refcount block or an L2 table that is not wholly inside the
-    /// file. Once the file has grown over it, it would read as zeroes: clusters in use as
-    /// free, data as unallocated.
+    /// Refuses an image with a refcount block, an L2 table or a mapped cluster that is past the end
+    /// of the file. Once the file has grown over it, it would read as zeroes: clusters in use as
+    /// free, data as unallocated or zero.
     async fn refuse_cut_tables(&self, queue: &Queue) -> Result<()> {
         let refcounts = &self.writer()?.refcounts;
         for offset in refcounts.block_offsets() {
             self.refuse_cut_table("A refcount block", offset)?;
         }
+        let mut tables = BTreeSet::new();
         for index in 0..self.l1.len() as u64 {
             let entry: L1Entry = self.l1.get(index);
             if let Ok(Some(table)) = entry.without_reserved().l2_table(&self.geometry) {
                 self.refuse_cut_table("An L2 table", table.0)?;
+                tables.insert(table.0);
             }
         }
-        // The L1 tables of snapshots are read only where the refcounts say that something is
-        // missing.
-        if self.snapshots.is_empty() || !self.counts_past_end(queue).await? {
+        // More is read only where the refcounts say that something is missing, which may also be
+        // clusters that a crash has left without a mapping.
+        if !self.counts_past_end(queue).await? {
             return Ok(());
         }
-        let tables = match self.snapshot_tables(queue).await {
+        match self.snapshot_tables(queue).await {
             // Where they make no sense, a change of snapshots is refused anyway.
-            Err(Error::Format(_)) => return Ok(()),
-            tables => tables?,
-        };
-        for offset in tables.into_keys() {
-            self.refuse_cut_table("An L2 table of a snapshot", offset)?;
+            Err(Error::Format(_)) => {}
+            inactive => {
+                for offset in inactive?.into_keys() {
+                    self.refuse_cut_table("An L2 table of a snapshot", offset)?;
+                    tables.insert(offset);
+                }
+            }
+        }
+        for table in tables {
+            self.refuse_cut_data(queue, table).await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses an L2 table that maps a cluster past the end of the file.
+    async fn refuse_cut_data(&self, queue: &Queue, table: u64) -> Result<()> {
+        let size = self.geometry.cluster_size();
+        let bytes = storage::read_vec(&*self.file, queue, table, size as usize).await?;
+        for index in 0..self.geometry.l2_entries() {
+            let entry = L2Entry::read(&bytes, index, &self.geometry).unwrap_or_default();
+            let entry = entry.without_reserved(&self.geometry);
+            let zeroes = matches!(entry.kind(&self.geometry), Ok(ClusterKind::Zero { .. }));
+            let Some(mapped) = self.referred(entry, false).filter(|_| !zeroes) else {
+                continue;
+            };
+            let last = (mapped.first + mapped.count - 1).saturating_mul(size);
+            if self.is_past_end(last)? {
+                return Err(Error::Refused(format!(
+                    "The image is truncated: it has data at {last:#x}, past the end of the file"
+                )));
+            }
         }
         Ok(())
     }

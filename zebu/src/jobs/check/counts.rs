@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::cells::Cells;
 use crate::format::Geometry;
+use crate::{Error, Result};
 
 /// Reference counts for all clusters of the file. A counter is as wide as a refcount of the image,
 /// but at most eight bits; higher counts are in a map.
@@ -18,6 +19,8 @@ pub(super) struct Counts {
     /// Clusters that must not be allocated although they have no references: first and end of
     /// each run, in order, without overlaps.
     avoid: Vec<(u64, u64)>,
+    /// The first cluster past the end of the file that something refers to.
+    lost: u64,
 }
 
 impl Counts {
@@ -31,15 +34,15 @@ impl Counts {
             file_len,
             cluster_size: geometry.cluster_size(),
             avoid: Vec::new(),
+            lost: u64::MAX,
         }
     }
 
-    /// Whether a region ends a cluster or more after the end of the file. The last cluster need
-    /// not be complete.
+    /// Whether a region begins after the end of the file, or ends a cluster or more after it. The
+    /// last cluster need not be complete.
     pub(super) fn is_outside(&self, offset: u64, length: u64) -> bool {
-        offset
-            .checked_add(length)
-            .is_none_or(|end| end >= self.file_len + self.cluster_size)
+        let end = offset.checked_add(length);
+        offset >= self.file_len || end.is_none_or(|end| end >= self.file_len + self.cluster_size)
     }
 
     /// References to a cluster.
@@ -116,6 +119,12 @@ impl Counts {
         self.cells.len()
     }
 
+    /// Notes clusters that something refers to and that the file lacks: it must not grow over them.
+    pub(super) fn lacks(&mut self, runs: &[(u64, u64)]) {
+        let first = runs.iter().map(|(first, _)| *first).min();
+        self.lost = self.lost.min(first.unwrap_or(u64::MAX));
+    }
+
     /// Excludes runs of clusters from [`Counts::find_free`].
     pub(super) fn avoid(&mut self, mut runs: Vec<(u64, u64)>) {
         runs.append(&mut self.avoid);
@@ -130,14 +139,23 @@ impl Counts {
 
     /// The first run of `clusters` clusters without references at `from` or later, in the file or
     /// after its end.
-    pub(super) fn find_free(&self, from: u64, clusters: u64) -> u64 {
+    ///
+    /// # Errors
+    /// If the file would grow over clusters that something refers to: data that were cut off would
+    /// read as zeroes.
+    pub(super) fn find_free(&self, from: u64, clusters: u64) -> Result<u64> {
         let mut from = from;
         loop {
             let first = self.find_unused(from, clusters);
             let next = self.avoid.partition_point(|run| run.1 <= first);
             match self.avoid.get(next) {
                 Some((start, end)) if *start < first + clusters => from = *end,
-                _ => return first,
+                _ if first + clusters > self.lost => {
+                    let text = "The image is truncated: with the new refcounts of a repair the \
+                                data that it lacks would read as zeroes";
+                    return Err(Error::Refused(text.into()));
+                }
+                _ => return Ok(first),
             }
         }
     }
@@ -222,29 +240,30 @@ mod tests {
         for cluster in [0, 1, 3, 6] {
             counts.add(cluster, 1);
         }
-        assert_eq!(counts.find_free(0, 1), 2);
-        assert_eq!(counts.find_free(0, 2), 4);
-        assert_eq!(counts.find_free(3, 1), 4);
-        assert_eq!(counts.find_free(0, 100), 7);
-        assert_eq!(counts.find_free(500, 1), 500);
+        assert_eq!(counts.find_free(0, 1).unwrap(), 2);
+        assert_eq!(counts.find_free(0, 2).unwrap(), 4);
+        assert_eq!(counts.find_free(3, 1).unwrap(), 4);
+        assert_eq!(counts.find_free(0, 100).unwrap(), 7);
+        assert_eq!(counts.find_free(500, 1).unwrap(), 500);
         counts.take(7, 100);
         assert_eq!((counts.end(), counts.get(106)), (107, 1));
-        assert_eq!(counts.find_free(5, 2), 107);
+        assert_eq!(counts.find_free(5, 2).unwrap(), 107);
         counts.release(7, 100);
         assert_eq!(counts.get(106), 0);
         counts.avoid(vec![(20, 30), (4, 5)]);
         counts.avoid(vec![(25, 40), (60, 61)]);
-        assert_eq!(counts.find_free(4, 1), 5);
-        assert_eq!(counts.find_free(7, 13), 7);
-        assert_eq!(counts.find_free(7, 14), 40);
-        assert_eq!(counts.find_free(7, 21), 61);
+        assert_eq!(counts.find_free(4, 1).unwrap(), 5);
+        assert_eq!(counts.find_free(7, 13).unwrap(), 7);
+        assert_eq!(counts.find_free(7, 14).unwrap(), 40);
+        assert_eq!(counts.find_free(7, 21).unwrap(), 61);
     }
 
     #[test]
     fn regions_may_end_in_the_last_cluster() {
         let counts = counts(4);
-        assert!(!counts.is_outside(10 << 16, 0xffff));
+        assert!(!counts.is_outside((10 << 16) - 1, 0xffff));
         assert!(counts.is_outside(10 << 16, 0x10000));
         assert!(counts.is_outside(u64::MAX, 2));
+        assert!(counts.is_outside(10 << 16, 8));
     }
 }

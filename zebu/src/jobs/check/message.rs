@@ -19,6 +19,8 @@ pub enum CheckMessage {
     Overflow { offset: u64 },
     /// Reserved bits in an L1 entry.
     L1Reserved { entry: u64 },
+    /// An L2 table or a refcount block that is not wholly inside the file.
+    TableCut { what: Use, offset: u64 },
     /// An L2 table that does not start at a cluster.
     L2Unaligned { offset: u64 },
     /// Too many unaligned L2 tables: the rest were not read.
@@ -167,6 +169,11 @@ impl fmt::Display for CheckMessage {
             M::L1Reserved { entry } => {
                 write!(f, "ERROR found L1 entry with reserved bits set: {entry:x}")
             }
+            M::TableCut { what, offset } => write!(
+                f,
+                "ERROR {} at offset {offset:#x} is cut off by the end of the file",
+                what.name()
+            ),
             M::L2Unaligned { offset } => write!(
                 f,
                 "ERROR l2_offset={offset:x}: Table is not cluster aligned; L1 entry corrupted"

@@ -330,6 +330,17 @@ impl Check<'_> {
         }
     }
 
+    /// Reports a table that begins inside the file and ends after it: what it lacks would read as
+    /// zeroes once the file is longer. Returns whether it does not.
+    fn check_whole(&mut self, what: Use, offset: u64) -> bool {
+        let end = offset.saturating_add(self.metadata.geometry.cluster_size());
+        let is_cut = offset < self.file_len && self.file_len < end;
+        if is_cut {
+            self.corrupt(CheckMessage::TableCut { what, offset }, 1);
+        }
+        !is_cut
+    }
+
     /// Reports an error that occurs `times` times.
     fn corrupt(&mut self, message: CheckMessage, times: u64) {
         (self.emit)(message);

@@ -238,6 +238,7 @@ impl Check<'_> {
                 // Not decided by the sum, which is too low if it does not fit a refcount.
                 self.rebuild |= self.counts.get(cluster) != 0;
                 self.count(Use::RefcountBlock, offset, geometry.cluster_size(), 1);
+                self.rebuild |= !self.check_whole(Use::RefcountBlock, offset);
                 let references = self.counts.get(cluster);
                 if references != 1 {
                     let message = CheckMessage::RefcountBlockShared { index, references };

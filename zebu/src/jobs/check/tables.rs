@@ -195,6 +195,7 @@ impl Check<'_> {
         let geometry = &self.metadata.geometry;
         let unaligned = geometry.offset_in_cluster(offset) != 0;
         self.count(Use::L2Table, offset, geometry.cluster_size(), 1);
+        self.check_whole(Use::L2Table, offset);
         if unaligned {
             self.corrupt(CheckMessage::L2Unaligned { offset }, 1);
             if visits.unaligned_left == 0 && !std::mem::replace(&mut self.skipped_unaligned, true) {

@@ -66,11 +66,6 @@ impl Use {
         matches!(self, Use::Header | Use::L1Table | Use::SnapshotTable)
     }
 
-    /// Whether an image in which it is cut off is not written.
-    fn must_be_whole(self) -> bool {
-        matches!(self, Use::L2Table | Use::RefcountBlock)
-    }
-
     /// Whether it can be rebuilt, in another place, from the other metadata.
     fn is_redundant(self) -> bool {
         matches!(self, Use::RefcountTable | Use::RefcountBlock)
@@ -100,7 +95,6 @@ pub(super) struct Uses {
     /// it is not the only one.
     cells: Cells,
     conflict: Option<Conflict>,
-    ends_in_table: bool,
 }
 
 /// Set for a cluster with several uses.
@@ -112,15 +106,12 @@ impl Uses {
             cluster_bits: geometry.cluster_bits(),
             cells: Cells::new(geometry.clusters_for(file_len), 3),
             conflict: None,
-            ends_in_table: false,
         }
     }
 
     /// Notes a reference to the clusters from `first` to before `end`.
     pub(super) fn note(&mut self, what: Use, first: u64, end: u64) {
         let code = what as u8 + 1;
-        let is_last = first < self.cells.len() && self.cells.len() <= end;
-        self.ends_in_table |= is_last && what.must_be_whole();
         for cluster in first..end.min(self.cells.len()) {
             let before = self.cells.get(cluster);
             if before == 0 {
@@ -157,11 +148,6 @@ impl Uses {
         self.conflict
     }
 
-    /// Whether the last cluster of the file is an L2 table or a refcount block.
-    pub(super) fn ends_in_table(&self) -> bool {
-        self.ends_in_table
-    }
-
     /// Whether `what` is the only use of the cluster at `offset`.
     pub(super) fn is_only(&self, what: Use, offset: u64) -> bool {
         self.cells.get(offset >> self.cluster_bits) == what as u8 + 1
@@ -179,7 +165,6 @@ mod tests {
             cluster_bits: 16,
             cells: Cells::new(8, 3),
             conflict: None,
-            ends_in_table: false,
         };
         uses.iter().for_each(|what| noted.note(*what, 3, 4));
         assert_eq!(noted.is_only(uses[0], 3 << 16), uses.len() == 1);

@@ -17,8 +17,7 @@
 //! 3. Copied flags are set to agree with the refcounts.
 //! 4. A new snapshot table is written to clusters that are counted. Then the header names it, the
 //!    clusters of the old one are freed, and copied flags are corrected again.
-//! 5. A table that the end of the file cuts off is completed.
-//! 6. The image is marked as sound.
+//! 5. The image is marked as sound.
 //!
 //! - `bitmaps`: the bitmaps that are removed;
 //! - `writable`: the tables that may be written;
@@ -174,7 +173,6 @@ impl Repair<'_> {
         }
         report.corruptions_fixed += removed;
         if report.corruptions == 0 && report.check_errors == 0 {
-            self.complete_last_table().await?;
             self.mark_sound().await?;
         }
         Ok(report)
@@ -197,18 +195,6 @@ impl Repair<'_> {
         }
         self.reporter.plan(self.metadata.l1_entries());
         Ok((self.look().await?, removed))
-    }
-
-    /// Extends the file to the end of its last cluster if that is an L2 table or a refcount block:
-    /// an image in which one is cut off is not written. The missing part reads as zeroes.
-    async fn complete_last_table(&self) -> Result<()> {
-        let length = self.metadata.file.len()?;
-        let end = length.next_multiple_of(self.metadata.geometry.cluster_size());
-        if length == end || !self.look().await?.ends_in_table() {
-            return Ok(());
-        }
-        let zeroes = vec![0; (end - length) as usize];
-        self.writer.write(length, &zeroes).await
     }
 
     /// Reads all tables and records the uses of each cluster.
@@ -330,6 +316,7 @@ impl Counted {
     fn of(check: Check<'_>, stored: StoredRefcounts) -> Self {
         let mut counts = check.counts;
         if let Some(writable) = check.writable {
+            counts.lacks(writable.outside());
             counts.avoid(writable.reserved(&stored));
         }
         Counted {

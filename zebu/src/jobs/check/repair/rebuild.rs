@@ -67,13 +67,13 @@ impl Plan {
     /// Finds free clusters, and counts them.
     fn new(geometry: &Geometry, counts: &mut Counts) -> Result<Plan> {
         let mut blocks = BTreeMap::new();
-        place_blocks(&mut blocks, geometry, counts);
+        place_blocks(&mut blocks, geometry, counts)?;
         let mut table_clusters = table_clusters(&blocks, geometry)?;
         loop {
-            let table = counts.find_free(0, table_clusters);
+            let table = counts.find_free(0, table_clusters)?;
             counts.take(table, table_clusters);
             // The table may lie where no block was needed before.
-            place_blocks(&mut blocks, geometry, counts);
+            place_blocks(&mut blocks, geometry, counts)?;
             let needed = self::table_clusters(&blocks, geometry)?;
             if needed <= table_clusters {
                 return Ok(Plan {
@@ -90,7 +90,11 @@ impl Plan {
 
 /// Finds a cluster for each block that is needed and has none. A block lies
 /// after the start of what it counts, so that it needs none before it.
-fn place_blocks(blocks: &mut BTreeMap<u64, u64>, geometry: &Geometry, counts: &mut Counts) {
+fn place_blocks(
+    blocks: &mut BTreeMap<u64, u64>,
+    geometry: &Geometry,
+    counts: &mut Counts,
+) -> Result<()> {
     let per_block = geometry.refcount_block_entries() as u64;
     let (mut index, mut free_from) = (0, 0);
     // Blocks after the end of the file move the end.
@@ -99,13 +103,14 @@ fn place_blocks(blocks: &mut BTreeMap<u64, u64>, geometry: &Geometry, counts: &m
         let is_used = |cluster| counts.get(cluster) != 0;
         if !blocks.contains_key(&index) && (first..first + per_block).any(is_used) {
             // None is free between the start of the last search and its find.
-            let cluster = counts.find_free(first.max(free_from), 1);
+            let cluster = counts.find_free(first.max(free_from), 1)?;
             counts.take(cluster, 1);
             free_from = cluster + 1;
             blocks.insert(index, cluster);
         }
         index += 1;
     }
+    Ok(())
 }
 
 fn table_clusters(blocks: &BTreeMap<u64, u64>, geometry: &Geometry) -> Result<u64> {

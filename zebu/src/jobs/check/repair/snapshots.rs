@@ -50,7 +50,7 @@ impl Repair<'_> {
     ) -> Result<u64> {
         let geometry = self.metadata.geometry;
         let clusters = geometry.clusters_for(table.len() as u64);
-        let first = counts.find_free(0, clusters);
+        let first = counts.find_free(0, clusters)?;
         counts.take(first, clusters);
         if !self.count_in_blocks(first, clusters, stored).await? {
             self.rebuild(counts).await?;

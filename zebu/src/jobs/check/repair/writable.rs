@@ -48,6 +48,11 @@ impl Writable {
         }
     }
 
+    /// Clusters that the image has references to and that the file lacks: first and end of each run.
+    pub(super) fn outside(&self) -> &[(u64, u64)] {
+        &self.outside
+    }
+
     /// Whether all references are to clusters of the file.
     pub(in super::super) fn has_nothing_outside(&self) -> bool {
         self.outside.is_empty()
