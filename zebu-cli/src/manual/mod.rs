@@ -8,7 +8,7 @@ mod texts;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
@@ -81,7 +81,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     for page in pages() {
         let path = folder.join(format!("{}.1", page.name.replace(' ', "-")));
         let text = page.render(&date).map_err(failed)?;
-        fs::write(path, text).map_err(failed)?;
+        // A link is replaced, not followed.
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => fs::write(path, text).map_err(failed)?,
+        }
     }
     Ok(0)
 }

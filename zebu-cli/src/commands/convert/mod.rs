@@ -41,18 +41,28 @@ pub struct Arguments {
     source_cache: Option<String>,
     /// Internal snapshot of the source to convert: id, name, or
     /// snapshot.id=ID,snapshot.name=NAME
-    #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
+    #[arg(
+        short = 'l',
+        long = "source-snapshot",
+        alias = "snapshot",
+        value_name = "SNAPSHOT"
+    )]
     snapshot: Option<OsString>,
     /// Number of the disk to convert, from 1, of an appliance (OVA or OVF); its checksum is verified
     #[arg(long, value_name = "N")]
     disk: Option<usize>,
-    #[arg(short = 'O', long = "target-format", value_name = "FMT", help = new_format_help("target"))]
+    #[arg(short = 'O', long = "target-format", alias = "output-format", value_name = "FMT", help = new_format_help("target"))]
     target_format: Option<String>,
     /// Interpret the target's name as options (driver=qcow2,file.filename=PATH); needs -n
     #[arg(long)]
     target_image_opts: bool,
     /// Options of the target's format; help lists them
-    #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
+    #[arg(
+        short = 'o',
+        long = "target-options",
+        alias = "options",
+        value_name = "OPTIONS"
+    )]
     options: Vec<OsString>,
     /// Cache mode of the target (default: none if the file system supports it, else writeback)
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
