@@ -274,6 +274,7 @@ if begin many-queues; then
     end "verified requests of 4 to 16 threads"
 fi
 if begin interleavings; then
+    export ZEBU_INTERLEAVINGS=100000
     run cargo test -p zebu --features interleavings --lib interleavings -- --nocapture
     end "schedules (shuttle)"
 fi

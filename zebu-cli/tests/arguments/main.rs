@@ -224,7 +224,7 @@ fn generated_argument_lists() {
     }
     let template = files(&template());
     let first = env_number("ZEBU_ARGUMENTS_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_ARGUMENTS_CASES").unwrap_or(60);
+    let cases = env_number("ZEBU_ARGUMENTS_CASES").unwrap_or(40);
     let go_on = std::env::var_os("ZEBU_ARGUMENTS_ALL").is_some();
     let (mut intended, mut differing) = (0, 0);
     for seed in first..first + cases {

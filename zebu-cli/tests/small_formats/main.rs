@@ -35,6 +35,13 @@ fn for_each_seed(mut test: impl FnMut(&Lab, &mut Rng, &str)) {
     }
 }
 
+/// Each field `times` times, times `ZEBU_SMALL_IMAGES`, and the number of each case.
+fn for_each_field<T>(fields: &[T], times: usize) -> impl Iterator<Item = (usize, &T)> {
+    let images = env_number("ZEBU_SMALL_IMAGES").unwrap_or(1) as usize;
+    let cases = fields.len() * times * images;
+    fields.iter().cycle().take(cases).enumerate()
+}
+
 /// An image in a lab, and how it is named to the programs.
 struct Subject<'a> {
     lab: &'a Lab,

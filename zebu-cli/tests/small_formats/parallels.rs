@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use super::{REPORTS, Subject, damaged, for_each_seed, is_read_only, virtual_size, write_randomly};
+use super::{
+    REPORTS, Subject, damaged, for_each_field, for_each_seed, is_read_only, virtual_size,
+    write_randomly,
+};
 use crate::common::{Lab, Rng, assert_same_answer, beyond_qemu};
 
 /// Where the table is.
@@ -136,7 +139,7 @@ fn damaged_images_are_refused_as_by_qemu() {
     ];
     let mut random = Rng::new(11);
     let mut refused = 0;
-    for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * 8).enumerate() {
+    for (number, (offset, width)) in for_each_field(&fields, 3) {
         fs::copy(lab.path("sound.hds"), lab.path("x.hds")).unwrap();
         if number % 3 == 0 {
             make_old(&lab);
@@ -158,7 +161,7 @@ fn damaged_images_are_refused_as_by_qemu() {
         }
         refused += u32::from(subject.same_after_damage(&reports, what));
     }
-    assert!(refused > 20, "{refused}");
+    assert!(refused > 10, "{refused}");
 }
 
 #[test]

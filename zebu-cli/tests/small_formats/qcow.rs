@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use super::{REPORTS, Subject, damaged, for_each_seed, is_read_only, write_randomly};
+use super::{
+    REPORTS, Subject, damaged, for_each_field, for_each_seed, is_read_only, write_randomly,
+};
 use crate::common::{Lab, Rng, assert_same_answer, beyond_qemu};
 
 /// Where the header has the offset of the L1 table.
@@ -205,7 +207,7 @@ fn damaged_images_are_refused_as_by_qemu() {
     ];
     let mut random = Rng::new(11);
     let mut refused = 0;
-    for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * 6).enumerate() {
+    for (number, (offset, width)) in for_each_field(&fields, 3) {
         fs::copy(lab.path("sound.qcow"), lab.path("x.qcow")).unwrap();
         let old = lab.u64_at("x.qcow", *offset) >> (64 - 8 * width);
         let value = damaged(&mut random, old);
@@ -217,7 +219,7 @@ fn damaged_images_are_refused_as_by_qemu() {
         let subject = Subject::new(&lab, "x.qcow", "qcow").given();
         refused += u32::from(subject.same_after_damage(&["info", "map --output=json"], what));
     }
-    assert!(refused > 20, "{refused}");
+    assert!(refused > 10, "{refused}");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use super::{REPORTS, Subject, damaged, for_each_seed, is_read_only, write_randomly};
+use super::{
+    REPORTS, Subject, damaged, for_each_field, for_each_seed, is_read_only, write_randomly,
+};
 use crate::common::{Lab, Rng, assert_same_answer, beyond_qemu};
 
 /// Where the header has the features, and the offset of the L1 table.
@@ -196,7 +198,7 @@ fn damaged_images_are_refused_as_by_qemu() {
     ];
     let mut random = Rng::new(11);
     let mut refused = 0;
-    for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * 8).enumerate() {
+    for (number, (offset, width)) in for_each_field(&fields, 3) {
         fs::copy(lab.path("sound.qed"), lab.path("x.qed")).unwrap();
         let old = u64_le(&lab, "x.qed", *offset);
         let value = damaged(&mut random, old);
@@ -209,7 +211,7 @@ fn damaged_images_are_refused_as_by_qemu() {
         let reports = ["info", "map --output=json", "check", "check --output=json"];
         refused += u32::from(subject.same_after_damage(&reports, what));
     }
-    assert!(refused > 30, "{refused}");
+    assert!(refused > 10, "{refused}");
 }
 
 /// Tables with random entries, some of them used twice.

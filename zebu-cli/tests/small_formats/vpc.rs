@@ -3,7 +3,10 @@
 use std::fs;
 
 use super::images::{Vhd, set_checksum};
-use super::{REPORTS, Subject, damaged, for_each_seed, is_read_only, virtual_size, write_randomly};
+use super::{
+    REPORTS, Subject, damaged, for_each_field, for_each_seed, is_read_only, virtual_size,
+    write_randomly,
+};
 use crate::common::{Lab, Rng, assert_same_answer, beyond_qemu};
 
 /// Where `qemu-img create` puts the table.
@@ -172,7 +175,7 @@ fn damaged_images_are_refused_as_by_qemu() {
         let length = fs::metadata(lab.path("sound.vhd")).unwrap().len();
         let mut random = Rng::new(7);
         let mut refused = 0;
-        for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * 5).enumerate() {
+        for (number, (offset, width)) in for_each_field(&fields, 2) {
             fs::copy(lab.path("sound.vhd"), lab.path("x.vhd")).unwrap();
             let offset = match kind {
                 "fixed" if *offset >= 512 => continue,
@@ -193,7 +196,7 @@ fn damaged_images_are_refused_as_by_qemu() {
             let reports = ["info", "map --output=json", "check"];
             refused += u32::from(subject.same_after_damage(&reports, what));
         }
-        assert!(refused > 10, "{kind}: {refused}");
+        assert!(refused > 5, "{kind}: {refused}");
     }
 }
 

@@ -19,11 +19,12 @@ use super::table::Slice;
 use crate::drivers::{Gate, Ranges};
 use crate::format::{Geometry, Header, HostOffset, L2Entry};
 
-const RUNS: usize = 20_000;
-
+/// Runs a test under 10 000 schedules, or `ZEBU_INTERLEAVINGS`.
 fn check(test: impl Fn() + Send + Sync + 'static) {
-    shuttle::check_random(test, RUNS);
-    println!("cases: {RUNS} schedules");
+    let wanted = std::env::var("ZEBU_INTERLEAVINGS").ok();
+    let runs = wanted.and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    shuttle::check_random(test, runs);
+    println!("cases: {runs} schedules");
 }
 
 /// A cluster is mapped, unmapped, and reused after a grace period. No request that found it mapped
