@@ -29,7 +29,7 @@ case ${PROFILE:-dev} in
 esac
 CARGO_TARGET_DIR=$target "$venv/bin/maturin" build --quiet --locked --out "$target/wheels" \
     --interpreter "$venv/bin/python" "$@"
-CARGO_TARGET_DIR=$target "$venv/bin/maturin" sdist --quiet --out "$target/wheels"
+CARGO_TARGET_DIR=$target "$venv/bin/maturin" sdist --out "$target/wheels"
 "$python" - "$target"/wheels/*.whl "$target"/wheels/*.tar.gz <<'EOF'
 import sys, tarfile, zipfile
 for names in zipfile.ZipFile(sys.argv[1]).namelist(), tarfile.open(sys.argv[2]).getnames():

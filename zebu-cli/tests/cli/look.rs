@@ -100,7 +100,10 @@ fn a_picture_that_fails_leaves_the_old_one() {
     let before = names();
     for name in ["a.svg", "link.svg"] {
         let script = format!("ulimit -f 1; exec \"$0\" map --picture {name} top.qcow2");
-        lab.shell(&script).failed_with_one_line(1, name);
+        let answer = lab.shell(&script);
+        answer.failed_with_one_line(1, name);
+        let text = format!("zebu: Could not write '{name}': File too large\n");
+        assert_eq!(answer.err, text);
         assert_eq!(fs::read(lab.path("a.svg")).unwrap(), b"old");
         assert_eq!(names(), before);
     }
@@ -138,11 +141,15 @@ fn a_picture_replaces_no_image() {
     for args in [
         &["map", "--picture", "a.jpg", "top.qcow2"][..],
         &["map", "--picture", "c.svg", "--output=json", "top.qcow2"],
-        &["map", "--picture", "no/such.svg", "top.qcow2"],
         &["info", "--human", "--output=json", "top.qcow2"],
     ] {
         lab.zebu(args).failed_with_one_line(1, args[2]);
     }
+    // The message has the name that was given, not that of a temporary file.
+    let answer = lab.zebu(&["map", "--picture", "no/such.svg", "top.qcow2"]);
+    answer.failed_with_one_line(1, "no/such.svg");
+    let text = "zebu: Could not write 'no/such.svg': No such file or directory\n";
+    assert_eq!(answer.err, text);
 }
 
 #[test]

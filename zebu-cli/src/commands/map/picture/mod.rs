@@ -6,10 +6,9 @@ mod draw;
 mod png;
 
 use std::ffi::OsStr;
-use std::fs::{self, Permissions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use zebu::block::{Device, FileSpec};
@@ -88,13 +87,17 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
-    let mut new = tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    // tempfile's own errors name its file, of which the user knows nothing.
+    let mut failed = None;
+    let new = tempfile::Builder::new().make_in(folder.unwrap_or(Path::new(".")), |path| {
+        let new = File::options().write(true).create_new(true).open(path);
+        new.inspect_err(|e| failed = e.raw_os_error())
+    });
+    let mut new = new.map_err(|e| failed.map_or(e, io::Error::from_raw_os_error))?;
     if let Some(old) = old {
         new.as_file().set_permissions(old.permissions())?;
     }
-    new.write_all(bytes)?;
+    new.as_file_mut().write_all(bytes)?;
     new.as_file().sync_all()?;
     new.persist(path)?;
     Ok(())
