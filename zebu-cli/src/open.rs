@@ -1,11 +1,11 @@
 //! Opening images as the options say, and saying why one cannot be opened.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
-use zebu::Error;
 use zebu::block::{Device, Format, OpenOptions};
 use zebu::jobs::{self, CheckMessage};
 use zebu::names::Source;
@@ -24,7 +24,7 @@ pub fn queue() -> Result<Queue, Failure> {
 }
 
 /// The line for an image that cannot be opened.
-pub fn failure(name: &OsStr, error: &Error) -> Failure {
+pub fn failure(name: &OsStr, error: &impl Display) -> Failure {
     let name = printable(name.as_bytes());
     Failure::new(format!("Could not open '{name}': {error}"))
 }

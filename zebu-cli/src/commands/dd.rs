@@ -165,6 +165,9 @@ fn refuse_same_file(source: &Device, output: &OsStr) -> Result<(), Failure> {
 }
 
 fn creation_failure(output: &OsStr, why: &str) -> Failure {
+    if why.starts_with("Format driver '") && why.ends_with("does not support image creation") {
+        return Failure::new(why);
+    }
     Failure::new(format!(
         "{}: error while creating output image: {why}",
         output.display()

@@ -23,7 +23,7 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "abbreviations of aliases are not accepted",
         ),
         (
-            theirs.contains("requires use of -n flag") && ours.contains("specify image file name"),
+            theirs.contains("requires ") && ours.contains("specify image file name"),
             "operands are checked before combinations of options",
         ),
         (
@@ -47,7 +47,7 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a failed command leaves the existing file unchanged",
         ),
         (
-            ours.ends_with("granularity only supported with --add") && status(1, 0),
+            ours.ends_with("granularity only supported with --add"),
             "a granularity of 0 is one that is given",
         ),
         (
@@ -89,6 +89,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
         (
             ours.contains("is out of range for parameter 'size'") && status(1, 1),
             "sizes of 8 EiB and more are refused by the parser",
+        ),
+        (
+            command == "amend" && status(1, 1) && ours.contains("Refcount width must be"),
+            "values are checked before the image changes",
         ),
         (
             command == "amend" && status(1, 1) && ours.ends_with("Cannot amend the backing file"),

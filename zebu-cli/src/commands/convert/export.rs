@@ -76,7 +76,7 @@ impl Output {
         {
             return Ok(Some(Output::Object(store)));
         }
-        let output = streams::output(name).map_err(|e| open::failure(name, &e.into()))?;
+        let output = streams::output(name).map_err(|e| open::failure(name, &e))?;
         let Some(output) = output else {
             return Ok(None);
         };

@@ -49,7 +49,7 @@ pub fn open(
     let is_alone = names.len() == 1;
     let mut stream = None;
     for name in names.iter_mut() {
-        let input = streams::input(name).map_err(|e| open::failure(name, &e.into()))?;
+        let input = streams::input(name).map_err(|e| open::failure(name, &e))?;
         match input {
             Input::File(file) => *name = file,
             Input::Stream(file) if is_alone => stream = Some(file),

@@ -251,7 +251,7 @@ impl Wanted<'_> {
 
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_format(Format::RAW)?;
-        let spec = file_of(self.name).map_err(Failure::new)?;
+        let spec = file_of(self.name).map_err(|e| open::failure(self.name, &e))?;
         let opened = in_first(&self.caches(self.aligned), |cache| {
             let how = OpenFile::default().write(true).cache(cache);
             spec.open(how, &objects::all())
