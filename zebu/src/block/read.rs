@@ -143,7 +143,7 @@ impl Device {
                 Mapping::Compressed { data, skip } => {
                     let (image, storage) = (&self.layers()[layer].image, extent.storage);
                     let start = guest - skip;
-                    image.check_compressed(start, storage, data)?;
+                    let data = image.check_compressed(start, storage, data)?;
                     if skip == 0 && length == data.inflater.output_len() {
                         plan.packed.push(Packed {
                             layer,

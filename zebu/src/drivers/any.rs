@@ -113,19 +113,22 @@ impl AnyImage {
 }
 
 impl AnyImage {
-    /// Refuses compressed data, mapped at `guest`, past the end of `storage`.
+    /// The part of compressed data, mapped at `guest`, that `storage` has.
+    ///
+    /// # Errors
+    /// If it lacks more than the data's slack.
     pub(crate) fn check_compressed(
         &self,
         guest: u64,
         storage: StorageId,
         data: CompressedData,
-    ) -> Result<()> {
+    ) -> Result<CompressedData> {
         match &self.inner {
             Inner::Qcow2(image) => image.check_compressed(guest, data),
-            Inner::Other(_) if data.last() >= self.storage(storage).len()? => {
-                Err(data.past_end(guest))
-            }
-            Inner::Other(_) => Ok(()),
+            Inner::Other(_) => match self.storage(storage).len()? {
+                length if data.last() >= length => Err(data.past_end(guest)),
+                length => Ok(data.within(length)),
+            },
         }
     }
 

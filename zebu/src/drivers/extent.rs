@@ -66,6 +66,16 @@ impl CompressedData {
         self.end().0.saturating_sub(slack).max(self.host.0)
     }
 
+    /// The part that a storage of `storage_len` bytes has: what it lacks must not be taken for
+    /// zeroes, from which other data could be inflated.
+    pub(crate) fn within(self, storage_len: u64) -> Self {
+        let there = storage_len.saturating_sub(self.host.0);
+        CompressedData {
+            length: there.min(self.length.into()) as u32,
+            ..self
+        }
+    }
+
     /// The error of data past the end of the storage; `guest` is where they are mapped.
     pub(crate) fn past_end(&self, guest: u64) -> Error {
         let what = format!(

@@ -165,6 +165,16 @@ pub fn stamp(rng: &mut Rng, offset: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
+/// Writes a compressed cluster.
+pub fn write_compressed(queue: &Queue, device: &Device, at: u64, bytes: &[u8]) -> zebu::Result<()> {
+    let mut buffer = zebu::storage::Buffer::new(bytes.len());
+    buffer[..bytes.len()].copy_from_slice(bytes);
+    // SAFETY: `buffer` lives until the write has ended.
+    #[allow(unsafe_code)]
+    let iov = unsafe { buffer.iov() }.slice(0, bytes.len());
+    queue.block_on(device.write_compressed(queue, at, &iov))
+}
+
 /// A random image that zebu makes.
 pub fn by_zebu(queue: &Queue, rng: &mut Rng) -> Sound {
     loop {
@@ -267,14 +277,13 @@ fn fill(queue: &Queue, rng: &mut Rng, device: &Device, cluster: u64) {
         }
         2 | 3 if cluster <= 1 << 16 => {
             let at = at & !(cluster - 1);
-            let bytes = stamp(rng, at, cluster.min(size - at) as usize);
-            let mut buffer = zebu::storage::Buffer::new(bytes.len());
-            buffer[..bytes.len()].copy_from_slice(&bytes);
-            // SAFETY: `buffer` lives until the write has ended.
-            #[allow(unsafe_code)]
-            let iov = unsafe { buffer.iov() }.slice(0, bytes.len());
+            let mut bytes = stamp(rng, at, cluster.min(size - at) as usize);
+            if rng.one_in(2) {
+                // A stream of many short codes, of which any may be cut off.
+                bytes.fill_with(|| b'a' + (rng.next() % 26) as u8);
+            }
             // It fails for a data file and for an allocated cluster.
-            let _ = queue.block_on(device.write_compressed(queue, at, &iov));
+            let _ = write_compressed(queue, device, at, &bytes);
         }
         _ => {
             let bytes = stamp(rng, at, length as usize);

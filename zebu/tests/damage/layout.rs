@@ -402,6 +402,9 @@ pub struct Suspects {
     /// Clusters of the active disk that are mapped behind the end of the truncated file, or whose
     /// entries were there, so that reading them is an error.
     pub gone: Vec<bool>,
+    /// Compressed clusters of the active disk of which the truncated file lacks a part. They cannot
+    /// be read, or are as before.
+    pub cut: Vec<bool>,
     /// Whether the snapshot table has changed.
     pub snapshot_table: bool,
     /// Whether the header describes another disk.
@@ -499,19 +502,26 @@ impl Layout {
         };
         let length = after.len() as u64;
         let end = length.next_multiple_of(self.cluster);
+        let is_reached = |path: &Path| !header && !changed.touches(&path.l1);
+        let cut = |path: &Path| {
+            let is_mapped = is_reached(path) && !changed.touches(&path.entry);
+            is_mapped && path.compressed && length < path.data.end && before.starts_with(after)
+        };
         let gone = |path: &Path| {
-            let is_reached = !header && !changed.touches(&path.l1);
-            let no_data = !changed.touches(&path.entry)
-                && !path.data.is_empty()
-                && !path.compressed
-                && path.data.start >= end;
+            // Of compressed data a part of the last sector may be missing.
+            let last = match path.compressed {
+                true => (path.data.end - 512).max(path.data.start) >= length,
+                false => path.data.start >= end,
+            };
+            let no_data = !changed.touches(&path.entry) && !path.data.is_empty() && last;
             let no_entry = path.entry.end > length;
-            is_reached && path.stored && (no_data || no_entry)
+            is_reached(path) && path.stored && (no_data || no_entry)
         };
         Suspects {
             read: all(false),
             written: all(true),
             gone: self.paths[0].iter().map(gone).collect(),
+            cut: self.paths[0].iter().map(cut).collect(),
             snapshot_table,
             header,
             data_file: false,
@@ -519,8 +529,7 @@ impl Layout {
         }
     }
 
-    /// The effect of an external data file that was truncated to `length` bytes. (If it ends within
-    /// a cluster, the rest of the cluster reads as zeroes.)
+    /// The effect of an external data file that was truncated to `length` bytes.
     pub fn suspects_of_cut(&self, file: &[u8], length: u64) -> Suspects {
         let mut suspects = self.suspects(file, file);
         for (n, path) in self.paths[0].iter().enumerate().filter(|(_, p)| p.external) {
@@ -529,7 +538,7 @@ impl Layout {
                 suspects.read[0][n] = true;
                 suspects.written[0][n] = true;
             }
-            suspects.gone[n] = path.stored && start >= length;
+            suspects.gone[n] = path.stored && (start + self.cluster).min(self.size) > length;
         }
         suspects.data_file = true;
         suspects

@@ -128,10 +128,16 @@ fn relength(rng: &mut Rng, layout: &Layout, file: &mut Vec<u8>) -> String {
         file.extend(bytes);
         return format!("{more} bytes more, junk: {junk}");
     }
-    let length = match rng.one_in(2) {
-        true => rng.below(old / unit + 1) * unit,
+    let paths = layout.paths[0].iter().filter(|path| path.compressed);
+    let compressed: Vec<_> = paths.map(|path| &path.data).collect();
+    let length = match rng.below(3) {
+        0 => rng.below(old / unit + 1) * unit,
+        1 if !compressed.is_empty() => {
+            let data = rng.pick(&compressed);
+            data.end - 1 - rng.below((data.end - data.start).min(1200))
+        }
         // In a table.
-        false => layout.fields[rng.index(layout.fields.len())].at.start,
+        _ => layout.fields[rng.index(layout.fields.len())].at.start,
     };
     let length = length.min(old);
     file.truncate(length as usize);
@@ -160,13 +166,9 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
         }
         4 => work::jobs(queue, sound, &files),
         5 if files.base.is_some() => work::rebase(queue, sound, &mut files, &suspects),
+        6 if rng.one_in(2) => work::amend(queue, &mut rng, sound, &files, &suspects),
         _ => drop(repair::repair(
-            queue,
-            &mut rng,
-            sound,
-            &file,
-            &suspects.gone,
-            folder,
+            queue, &mut rng, sound, &file, &suspects, folder,
         )),
     }
 }
@@ -284,9 +286,9 @@ fn repair_of_every_field() {
                 }
                 tries.run(|| {
                     let _note = PrintOnPanic(format!("{}: byte {at:#x} is {value:#x}", sound.name));
-                    let outcome =
-                        repair::repair(&queue, &mut rng, &sound, &file, &[], folder.path());
                     let suspects = sound.layout.suspects(&sound.file, &file);
+                    let outcome =
+                        repair::repair(&queue, &mut rng, &sound, &file, &suspects, folder.path());
                     let files = Files::new(&sound, &file);
                     work::reading(&queue, &sound, &files, &suspects);
                     work::session(&queue, &mut rng, &sound, &files, &suspects);

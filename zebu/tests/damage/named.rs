@@ -9,7 +9,7 @@ use zebu::jobs::{
 use zebu::storage::{EngineKind, Queue};
 
 use crate::common::{Rng, repair_all};
-use crate::images::{Files, Sound, raw, stamp};
+use crate::images::{Files, Sound, raw, stamp, write_compressed};
 use crate::layout::{be32, be64};
 use crate::storage::Sparse;
 use crate::{queue, work};
@@ -109,6 +109,66 @@ fn a_truncated_image_is_not_made_longer() {
             let is_right = bytes == expected;
             assert!(read.is_err() || is_right, "{length}: sector {sector}");
         }
+    }
+}
+
+/// A zlib stream has no checksum: with zeroes in place of its end it may inflate to other data.
+#[test]
+fn a_compressed_cluster_is_not_completed_with_zeroes() {
+    let queue = queue();
+    let mut rng = Rng::new(3);
+    let mut content = Vec::new();
+    content.resize_with(64 << 10, || b'a' + (rng.next() % 26) as u8);
+    let sound = written(&queue, &CreateQcow2::default().size(1 << 20), &[]);
+    let files = Files::new(&sound, &sound.file);
+    let device = files.open(&queue, true, true).unwrap();
+    write_compressed(&queue, &device, 0, &content).unwrap();
+    queue.block_on(device.close(&queue)).unwrap();
+    let sound = files.file.to_vec();
+    let end = sound.iter().rposition(|byte| *byte != 0).unwrap();
+    let mut reads = 0;
+    for lacking in (0..700).step_by(7) {
+        let file = Sparse::new(&sound[..end - lacking]);
+        let files = Files {
+            file,
+            data: None,
+            base: None,
+        };
+        for written in [false, true] {
+            if written {
+                let device = files.open(&queue, true, true).unwrap();
+                let write = device.write_blocking(&queue, 512 << 10, &[5; 128 << 10]);
+                let known = crate::images::check(&queue, &files.file)
+                    .unwrap()
+                    .corruptions;
+                assert_eq!(write.is_err(), known > 0, "{lacking} bytes");
+            }
+            let device = files.open(&queue, false, true).unwrap();
+            let mut bytes = vec![0; 64 << 10];
+            let read = device.read_blocking(&queue, 0, &mut bytes);
+            reads += usize::from(read.is_ok());
+            assert!(read.is_err() || bytes == content, "{lacking} bytes");
+        }
+    }
+    assert!(reads < 20, "{reads}");
+}
+
+/// The new refcounts would be written behind data that the file lacks.
+#[test]
+fn amend_does_not_make_a_truncated_image_longer() {
+    let queue = queue();
+    let sound = written(
+        &queue,
+        &CreateQcow2::default().size(4 << 20),
+        &[(0, 1 << 20)],
+    );
+    for length in [256 << 10, 768 << 10] {
+        let files = Files::new(&sound, &sound.file[..length]);
+        let device = files.open(&queue, true, true).unwrap();
+        let width = AmendOptions::default().refcount_order(Some(6));
+        let error = jobs::amend(&queue, device, &width, |_| {}).unwrap_err();
+        assert!(error.to_string().contains("past the end"), "{error}");
+        assert!(files.file.to_vec() == sound.file[..length]);
     }
 }
 

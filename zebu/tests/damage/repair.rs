@@ -10,7 +10,8 @@ use zebu::storage::Queue;
 use crate::common::Rng;
 use crate::common::peer::{qemu_img, text};
 use crate::images::{Files, Sound, check, stamp};
-use crate::work::read;
+use crate::layout::Suspects;
+use crate::work::{read, truncated};
 
 const SECTOR: usize = 512;
 
@@ -49,14 +50,14 @@ pub struct Outcome {
     pub lost: u64,
 }
 
-/// Repairs a damaged image. If it is sound then, it is written. Clusters of the active disk that are
-/// `gone` with the end of the file must not be zero then.
+/// Repairs a damaged image. If it is sound then, it is written. What the truncated file lacks must
+/// not be read as something else then.
 pub fn repair(
     queue: &Queue,
     rng: &mut Rng,
     sound: &Sound,
     damaged: &[u8],
-    gone: &[bool],
+    suspects: &Suspects,
     folder: &Path,
 ) -> Outcome {
     let files = Files::new(sound, damaged);
@@ -85,13 +86,7 @@ pub fn repair(
     let whole = !lost_any(&before, &after);
     if clean && let Ok(device) = files.open(queue, false, true) {
         let found = read(queue, &device, sound.layout.cluster, sound.content[0].len());
-        for (n, gone) in gone.iter().enumerate() {
-            let there = found.get(n).is_some_and(Option::is_some);
-            assert!(
-                !gone || !there,
-                "{what}: cluster {n} was truncated, and can be read"
-            );
-        }
+        truncated(&found, sound, suspects, &[], &what);
     }
     if clean {
         match check(queue, &files.file) {

@@ -6,16 +6,28 @@ use super::Image;
 use crate::Result;
 use crate::codec::{Compression, Inflater, Stream};
 use crate::drivers::{CompressedData, inflate};
-use crate::format::{self, CompressedCluster};
+use crate::format::{self, CompressedCluster, Header};
 use crate::storage::Queue;
+
+fn compression(header: &Header) -> Compression {
+    match header.compression {
+        format::Compression::Zlib => Compression::Zlib,
+        format::Compression::Zstd => Compression::Zstd,
+    }
+}
+
+/// What inflates the clusters of an image with this header.
+pub(crate) fn inflater(header: &Header) -> Inflater {
+    Inflater {
+        stream: Stream::Cluster(compression(header)),
+        size: 1 << header.cluster_bits,
+    }
+}
 
 impl Image {
     /// How the clusters of this image are compressed.
     pub(crate) fn compression(&self) -> Compression {
-        match self.header.compression {
-            format::Compression::Zlib => Compression::Zlib,
-            format::Compression::Zstd => Compression::Zstd,
-        }
+        compression(&self.header)
     }
 
     /// The data of a descriptor, which has their length in sectors only.
@@ -25,10 +37,7 @@ impl Image {
             // Two clusters of 2 MiB at most.
             length: cluster.length as u32,
             slack: 512,
-            inflater: Inflater {
-                stream: Stream::Cluster(self.compression()),
-                size: self.geometry.cluster_size() as u32,
-            },
+            inflater: inflater(&self.header),
         }
     }
 
@@ -42,7 +51,7 @@ impl Image {
     ) -> Result<Arc<Vec<u8>>> {
         // By offset and length, as in the descriptor: in a broken image several
         // lengths may begin at one offset, and not all of them inflate.
-        let sectors = (data.host.0 % 512 + u64::from(data.length)) / 512;
+        let sectors = (data.host.0 % 512 + u64::from(data.length)).div_ceil(512);
         let key = data.host.0 | (sectors - 1) << self.geometry.compressed_size_shift();
         if let Some(bytes) = self.inflated.get(key) {
             return Ok(bytes);

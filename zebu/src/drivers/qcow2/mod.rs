@@ -47,6 +47,7 @@ pub(crate) use bitmaps::{BitmapChange, Bits};
 pub(crate) use change::{Change, NextWrite};
 pub use driver::DRIVER;
 pub(crate) use epoch::Stay;
+pub(crate) use inflate::inflater;
 pub use open::OpenImage;
 pub use protect::OverlapChecks;
 pub use shared::SharedImage;
@@ -160,10 +161,12 @@ impl Image {
 
     /// How many of the `length` bytes of data clusters from `host` on are in
     /// clusters that begin before the end of the file: the missing part of the
-    /// last one reads as zeroes, unless it must be complete.
+    /// last one reads as zeroes, unless it must be complete. An external data file
+    /// is as long as the disk at least.
     pub(crate) fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
         let mask = self.geometry.cluster_size() - 1;
-        let last = match self.whole_clusters {
+        let is_whole = self.whole_clusters || self.geometry.has_data_file();
+        let last = match is_whole {
             true => host + length - 1,
             false => (host + length - 1) & !mask,
         };
@@ -174,7 +177,7 @@ impl Image {
         if inside {
             return Ok(length);
         }
-        let end = match self.whole_clusters {
+        let end = match is_whole {
             // Whole sectors.
             true => self.data.len()? & !511,
             false => self.data.len()?.saturating_add(mask) & !mask,
@@ -193,13 +196,13 @@ impl Image {
         Ok(offset >= length)
     }
 
-    /// Refuses an external data file that lacks mapped clusters. A write behind its end would
+    /// Refuses an external data file that lacks mapped data. A write behind its end would
     /// make it longer, and what was cut off would read as zeroes.
     pub(crate) async fn check_data_file(&self, queue: &Queue) -> Result<()> {
         if !self.geometry.has_data_file() {
             return Ok(());
         }
-        let mut at = (self.data.len()?).next_multiple_of(self.geometry.cluster_size());
+        let mut at = self.data.len()?;
         while at < self.size() {
             let extent = self.extent(queue, at, self.size() - at).await?;
             if matches!(extent.mapping, Mapping::Data { .. }) {
@@ -223,11 +226,19 @@ impl Image {
         }
     }
 
-    /// Refuses compressed data, mapped at `guest`, past the end of the file.
-    pub(crate) fn check_compressed(&self, guest: u64, data: CompressedData) -> Result<()> {
-        match self.is_past_end(data.last())? {
-            true => Err(data.past_end(guest)),
-            false => Ok(()),
+    /// The part of compressed data, mapped at `guest`, that the file has. It may lack a part of the
+    /// last sector.
+    pub(crate) fn check_compressed(
+        &self,
+        guest: u64,
+        data: CompressedData,
+    ) -> Result<CompressedData> {
+        if data.end().0 <= self.file_len() {
+            return Ok(data);
+        }
+        match self.file.len()? {
+            length if data.last() >= length => Err(data.past_end(guest)),
+            length => Ok(data.within(length)),
         }
     }
 

@@ -14,10 +14,10 @@ use super::protect::{BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
-use crate::drivers::{Gate, Ranges};
+use crate::drivers::{Gate, Ranges, inflate};
 use crate::format::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, Header, INCOMPATIBLE_CORRUPT, L1Entry,
-    L2Entry, Replacement,
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header,
+    INCOMPATIBLE_CORRUPT, L1Entry, L2Entry, Replacement,
 };
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -301,7 +301,7 @@ impl Image {
     }
 
     /// Refuses an image with damage that makes every change a danger to other data.
-    pub(super) async fn refuse_damage(&self, queue: &Queue) -> Result<()> {
+    pub(crate) async fn refuse_damage(&self, queue: &Queue) -> Result<()> {
         if let Some(flaw) = self.writer()?.flaw() {
             return Err(flaw);
         }
@@ -355,25 +355,45 @@ impl Image {
         Ok(())
     }
 
-    /// Refuses an L2 table that maps a cluster past the end of the file.
+    /// Refuses an L2 table that maps data past the end of the file. Of compressed data the file may
+    /// lack a part of the last sector, if they can be read without it.
     async fn refuse_cut_data(&self, queue: &Queue, table: u64) -> Result<()> {
         let size = self.geometry.cluster_size();
         let bytes = storage::read_vec(&*self.file, queue, table, size as usize).await?;
         for index in 0..self.geometry.l2_entries() {
             let entry = L2Entry::read(&bytes, index, &self.geometry).unwrap_or_default();
             let entry = entry.without_reserved(&self.geometry);
-            let zeroes = matches!(entry.kind(&self.geometry), Ok(ClusterKind::Zero { .. }));
-            let Some(mapped) = self.referred(entry, false).filter(|_| !zeroes) else {
-                continue;
+            let (host, is_there) = match entry.kind(&self.geometry) {
+                Ok(ClusterKind::Data { host }) if !self.geometry.has_data_file() => {
+                    (host, !self.is_past_end(host.0)?)
+                }
+                Ok(ClusterKind::Compressed(cluster)) => {
+                    (cluster.offset, self.has_compressed(queue, cluster).await?)
+                }
+                _ => continue,
             };
-            let last = (mapped.first + mapped.count - 1).saturating_mul(size);
-            if self.is_past_end(last)? {
+            if !is_there {
                 return Err(Error::Refused(format!(
-                    "The image is truncated: it has data at {last:#x}, past the end of the file"
+                    "The image is truncated: data at {:#x} are past the end of the file",
+                    host.0
                 )));
             }
         }
         Ok(())
+    }
+
+    /// Whether the file has the data of a compressed cluster, by its length or by inflating them.
+    async fn has_compressed(&self, queue: &Queue, cluster: CompressedCluster) -> Result<bool> {
+        let declared = self.compressed_data(cluster);
+        match self.check_compressed(0, declared) {
+            Ok(there) if there == declared => Ok(true),
+            Ok(there) => match inflate(queue, &*self.file, 0, there).await {
+                Err(Error::Compressed { .. }) => Ok(false),
+                inflated => inflated.map(|_| true),
+            },
+            Err(Error::Corrupt { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn refuse_cut_table(&self, name: &str, offset: u64) -> Result<()> {

@@ -73,6 +73,10 @@ pub fn amend<G: IntoControlFlow>(
         .refcount_order
         .unwrap_or(image.header().refcount_order);
     let downgrade = version < image.header().version;
+    if order != image.header().refcount_order {
+        // The new refcounts make the file longer.
+        queue.block_on(image.refuse_damage(queue))?;
+    }
     // The file stays open, and locked, when the device is closed.
     let file = image.file().clone();
     queue.block_on(async {

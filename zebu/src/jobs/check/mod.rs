@@ -32,6 +32,7 @@ mod tests;
 mod uses;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
@@ -154,6 +155,9 @@ struct Check<'a> {
     skipped_snapshots: bool,
     /// The same for unaligned L2 tables.
     skipped_unaligned: bool,
+    /// Compressed data whose last sector the end of the file cuts off: offset and bytes in the file,
+    /// and references.
+    cut_streams: BTreeMap<(u64, u64), u64>,
     /// Whether some references may not be counted. No cluster may be freed then.
     incomplete: bool,
     /// Whether refcounts can only be repaired by a rebuild.
@@ -191,6 +195,7 @@ impl<'a> Check<'a> {
             counted_l1: 0,
             skipped_snapshots: false,
             skipped_unaligned: false,
+            cut_streams: BTreeMap::new(),
             incomplete: false,
             rebuild: false,
             writable: None,
@@ -215,6 +220,7 @@ impl Check<'_> {
         let mut visits = Visits::plan(&self.reader, self.metadata, &active, &others).await?;
         self.count_l1(&active, &mut visits, stored).await?;
         self.count_snapshots(&others, &mut visits, stored).await?;
+        self.check_cut_streams().await?;
         self.count_header_tables();
         self.count_bitmaps().await?;
         self.count_refcount_blocks(stored);
@@ -310,11 +316,7 @@ impl Check<'_> {
             return;
         }
         if self.counts.is_outside(offset, length) {
-            self.corrupt(CheckMessage::OutsideFile { offset, length }, times);
-            if let Some(writable) = &mut self.writable {
-                writable.add_outside(offset, length);
-            }
-            return;
+            return self.count_outside(offset, length, times);
         }
         let bits = self.metadata.geometry.cluster_bits();
         let (first, last) = (offset >> bits, (offset + length - 1) >> bits);
@@ -327,6 +329,14 @@ impl Check<'_> {
                 let offset = cluster << bits;
                 self.corrupt(CheckMessage::Overflow { offset }, lost);
             }
+        }
+    }
+
+    /// Reports references to a region that the file lacks.
+    fn count_outside(&mut self, offset: u64, length: u64, times: u64) {
+        self.corrupt(CheckMessage::OutsideFile { offset, length }, times);
+        if let Some(writable) = &mut self.writable {
+            writable.add_outside(offset, length);
         }
     }
 

@@ -1,11 +1,13 @@
 //! Counts the references of L1 tables, L2 tables and data clusters.
 
 use std::collections::HashMap;
+use std::mem::take;
 
 use super::cells::Cells;
 use super::refcounts::StoredRefcounts;
 use super::{Check, CheckMessage, Metadata, Reader, Use};
 use crate::Result;
+use crate::drivers::qcow2::inflater;
 use crate::format::{ALL_ALLOCATED, COMPRESSED, COPIED, Geometry, OFFSET_MASK, ZERO};
 
 /// Bits of an L1 entry that a check reports.
@@ -15,6 +17,8 @@ const L2_RESERVED: u64 = !(OFFSET_MASK | COPIED | COMPRESSED | ZERO);
 /// Unaligned L2 tables that are read at most. They may overlap, so the length of the file does not
 /// bound their number.
 const UNALIGNED: u32 = 64;
+/// Compressed clusters that may end in the last sector of the file.
+const CUT_STREAMS: usize = 512;
 
 /// The place of an L1 table.
 #[derive(Clone, Copy, Debug)]
@@ -324,7 +328,9 @@ impl Check<'_> {
                     self.corrupt(message, times);
                 }
                 self.count_host(l2, host);
-                self.check_data_file(host, is_data(desc, bitmap, &geometry), times);
+                if is_data(desc, bitmap, &geometry) {
+                    self.check_data_file(host, times);
+                }
                 if l2.visit.active != 0 {
                     self.suspicious |= !stored.agrees_data(desc);
                 }
@@ -347,9 +353,10 @@ impl Check<'_> {
     }
 
     /// Reports data past the end of the external data file.
-    fn check_data_file(&mut self, host: u64, is_data: bool, times: u64) {
-        let length = self.metadata.data_len;
-        if is_data && length.is_some_and(|length| host >= length) {
+    fn check_data_file(&mut self, host: u64, times: u64) {
+        // It is as long as the disk at least, and host offsets are those of the disk.
+        let end = (host + self.metadata.geometry.cluster_size()).min(self.metadata.header.size);
+        if (self.metadata.data_len).is_some_and(|length| length < end) {
             self.corrupt(CheckMessage::OutsideDataFile { offset: host }, times);
         }
     }
@@ -372,11 +379,42 @@ impl Check<'_> {
         }
         let more = (desc >> geometry.compressed_size_shift()) & geometry.compressed_size_mask();
         let length = (more + 1) * 512 - offset % 512;
-        self.count(Use::Data, offset, length, visit.times);
+        self.count_stream(offset, length, visit.times);
         self.report.allocated_clusters += visit.active;
         self.report.compressed_clusters += visit.active;
         // Compressed clusters are not aligned.
         self.report.fragmented_clusters += visit.active;
+    }
+
+    /// Counts `times` references to compressed data, by the length in sectors that the entry has.
+    fn count_stream(&mut self, offset: u64, length: u64, times: u64) {
+        let inside = self.reader.inside(offset, length);
+        let last_sector = (offset + length - 512).max(offset);
+        if inside == 0 || inside == length {
+            return self.count(Use::Data, offset, length, times);
+        }
+        if last_sector < self.file_len {
+            // All of the stream may be there nevertheless.
+            *self.cut_streams.entry((offset, inside)).or_default() += times;
+        } else {
+            self.count_outside(self.file_len, length - inside, times);
+        }
+        self.count(Use::Data, offset, inside, times);
+    }
+
+    /// Reports compressed data whose last sector the end of the file cuts off, unless they can be
+    /// read without it.
+    pub(super) async fn check_cut_streams(&mut self) -> Result<()> {
+        let inflater = inflater(&self.metadata.header);
+        for (nth, ((offset, length), times)) in take(&mut self.cut_streams).into_iter().enumerate()
+        {
+            let source = self.reader.read(offset, length).await?;
+            // More than a sector has room for are damage.
+            if nth >= CUT_STREAMS || inflater.inflated(source, true).await.is_err() {
+                self.count_outside(self.file_len, 1, times);
+            }
+        }
+        Ok(())
     }
 
     /// Repairs an entry without data: it reads as zeroes and names no cluster.
