@@ -143,6 +143,32 @@ struct Job {
 /// `ECANCELED`. On return everything was written and, unless the target's cache mode says
 /// otherwise, is durable.
 ///
+/// ```no_run
+/// use std::ops::ControlFlow;
+///
+/// use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
+/// use zebu::storage::{OpenFile, open_file, set_len};
+/// use zebu::{Device, OpenOptions, Queue, QueueOptions, Source};
+///
+/// # fn is_cancelled() -> bool { false }
+/// let queue = Queue::new(QueueOptions::default())?;
+/// let name = Source::Name("disk.qcow2".into());
+/// let source = Device::open(&queue, &name, &OpenOptions::default())?;
+/// let target = open_file("disk.raw", OpenFile::default().write(true).create(true))?;
+/// queue.block_on(set_len(&*target, &queue, source.size()))?;
+/// let options = ConvertOptions::default();
+/// convert(vec![source], Target::Raw(target), &options, |event| {
+///     if let ConvertEvent::Progress(progress) = event {
+///         println!("{} of {} bytes", progress.done, progress.total);
+///     }
+///     match is_cancelled() {
+///         true => ControlFlow::Break(()),
+///         false => ControlFlow::Continue(()),
+///     }
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// If a source cannot be read, the target cannot be written, or the job is cancelled. The target's
 /// content is unspecified then. Or if the options do not fit the sources and the target.
