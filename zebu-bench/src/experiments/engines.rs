@@ -48,7 +48,8 @@ fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
     to.about = format!(
         "`bench -t none -i ENGINE` on a full qcow2 image of {}. The limit is fio with O_DIRECT \
          and the same engine on the part of the same file where the data lie: to fio a raw \
-         file. zebu must reach 0.9 of it.",
+         file. zebu must reach 0.9 of it. A request that is alone in flight is executed by \
+         zebu's own thread (`preadv`, `pwritev`), whatever the engine.",
         units::size(size)
     );
     let mut small =
