@@ -21,6 +21,7 @@
 mod error;
 mod files;
 mod manifest;
+mod progress;
 mod prune;
 mod set;
 mod take;
@@ -28,6 +29,7 @@ mod verify;
 
 pub use error::{Error, Result};
 pub use manifest::{Entry, Kind, Manifest, Merge, Point};
+pub use progress::Step;
 pub use set::Set;
-pub use take::{Disk, Step, TakeOptions};
+pub use take::{Disk, TakeOptions};
 pub use verify::Finding;

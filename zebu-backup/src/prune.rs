@@ -13,8 +13,8 @@ use zebu::{Device, Format, OpenOptions, Preallocation, Source};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::manifest::{Entry, Kind, Manifest, Merge};
+use crate::progress::{OnProgress, Step};
 use crate::set::Set;
-use crate::take::{OnProgress, Step};
 
 /// The number of a point, and a disk's entry there.
 type Own = (u64, Entry);

@@ -11,7 +11,7 @@ use zebu::{Device, Format, OpenOptions, Source};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::manifest::{Entry, Kind, Manifest, Merge};
-use crate::take::{OnProgress, Step};
+use crate::progress::{OnProgress, Step};
 
 const MANIFEST: &str = "manifest.json";
 const LOCK: &str = "lock";

@@ -19,6 +19,7 @@ use zebu::{Device, DirtyBits, ErrorKind, Format, OpenOptions, Source};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::manifest::{Entry, Kind, Point, check_name, file_name, number_in, part};
+use crate::progress::{OnProgress, Step};
 use crate::set::{Set, path_of};
 
 /// Bytes to a bit where disks are compared.
@@ -60,24 +61,6 @@ pub struct TakeOptions {
     /// Bytes of data a second at most.
     pub rate: Option<u64>,
 }
-
-/// What is being done, with a disk or file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// A disk is compared with its last point.
-    Compare,
-    /// What has changed is copied.
-    Copy,
-    /// A file is hashed.
-    Hash,
-    /// A disk is compared with its backup.
-    Verify,
-    /// An increment is merged into the file before it.
-    Merge,
-}
-
-/// Receives the step, its disk or file, and the bytes done and to be done; breaks to cancel.
-pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(Step, &str, u64, u64) -> ControlFlow<()>;
 
 impl Set {
     /// Takes a backup of disks as one new point, and returns its number. No program must write to

@@ -9,8 +9,8 @@ use zebu::storage::{Buffer, Queue};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::manifest::{Entry, part};
+use crate::progress::{OnProgress, Step};
 use crate::set::Set;
-use crate::take::{OnProgress, Step};
 
 /// Bytes that are read at a time.
 const PIECE: u64 = 1 << 20;

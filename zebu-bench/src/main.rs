@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Command::Report(options) => report::write(&options),
         Command::List => {
             for e in experiments::ALL {
-                println!("{:12} {}", e.name(), e.title());
+                println!("{:12} {}", e.name, e.title);
             }
             Ok(())
         }
@@ -65,9 +65,9 @@ fn run(options: Run) -> Result<()> {
     results.machine = facts(&bench);
     let started = Instant::now();
     for experiment in chosen {
-        println!("\n{}: {}", experiment.name(), experiment.title());
-        let mut measured = Measured::new(experiment.name(), experiment.title());
-        if let Err(e) = experiment.run(&bench, &mut measured) {
+        println!("\n{}: {}", experiment.name, experiment.title);
+        let mut measured = Measured::new(experiment.name, experiment.title);
+        if let Err(e) = (experiment.run)(&bench, &mut measured) {
             measured.note(format!("stopped: {e}"));
         }
         results.experiments.push(measured);

@@ -175,6 +175,11 @@ impl Experiment {
 }
 
 impl Group {
+    /// Whether it compares speed.
+    pub fn is_speed(&self) -> bool {
+        matches!(self.ratio, Ratio::Speed | Ratio::SpeedOfFio)
+    }
+
     /// A group without rows.
     pub fn new(title: &str, unit: Unit, ratio: Ratio) -> Self {
         Group {

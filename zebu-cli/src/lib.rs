@@ -3,10 +3,10 @@
 //! a public API.
 
 mod appliance;
+mod arguments;
 mod block_cache;
 mod colours;
 mod commands;
-mod completions;
 mod create_options;
 mod descriptors;
 mod failure;
@@ -16,7 +16,6 @@ mod invocation;
 mod json;
 mod known_options;
 mod localtime;
-mod manual;
 mod metrics_address;
 mod new_image;
 mod objects;
@@ -34,6 +33,6 @@ mod survey;
 mod untrusted;
 
 pub use commands::built as commands;
+pub use commands::examples_of;
 pub use commands::io::run_on as run_io_language;
-pub use manual::examples_of;
 pub use program::main;

@@ -6,9 +6,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use crate::commands;
+use crate::commands::completions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, unrecognized, version};
-use crate::{completions, descriptors, file_limit, output, printed, signals, untrusted};
+use crate::{descriptors, file_limit, output, printed, signals, untrusted};
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {

@@ -173,7 +173,7 @@ impl Transport {
     /// Waits until the socket may be readable: for the queue's next round if `polling` decides so,
     /// else for the descriptor.
     async fn wait(&self) -> io::Result<()> {
-        if !self.polling.looks_again() {
+        if !self.polling.polls_again() {
             return self.queue.readable(&self.stream).await;
         }
         let mut waited = false;

@@ -204,7 +204,7 @@ impl Ring {
             self.polling.found();
         }
         // After a round with requests, their tasks run first. While polling, no kick is needed.
-        if taken > 0 || self.polling.looks_again() {
+        if taken > 0 || self.polling.polls_again() {
             context.waker().wake_by_ref();
             return Ok(());
         }

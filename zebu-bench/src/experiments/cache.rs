@@ -24,8 +24,12 @@ const DEPTH: u64 = 32;
 const HIT: f64 = 200.0;
 const HITS: u64 = 1_000_000;
 
-/// The experiment `cache`.
-pub struct Cache;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "cache",
+    title: "The cache of L2 tables",
+    run,
+};
 
 /// One row.
 #[derive(Clone, Copy)]
@@ -35,66 +39,56 @@ struct Task {
     write: bool,
 }
 
-impl Experiment for Cache {
-    fn name(&self) -> &'static str {
-        "cache"
-    }
-
-    fn title(&self) -> &'static str {
-        "The cache of L2 tables"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        let size = bench.options.size;
-        let image = filled::qcow2(bench, size, TABLE)?;
-        let all_tables = size.div_ceil(MAPPED_BY_TABLE);
-        to.about = format!(
-            "A full image of {} with clusters of 4 KiB has {all_tables} L2 tables. 4 KiB requests \
-             past the page cache, 32 in flight, with `l2-cache-size` for 1, 8, 64 or all tables. \
-             A hit is one look-up inside the library.",
-            units::size(size)
-        );
-        let title = "4 KiB requests by size of the cache";
-        let mut group = Group::new(title, Unit::Requests, Ratio::Speed).drawn(Scale::Relative);
-        for (random, write) in [(true, false), (true, true), (false, false), (false, true)] {
-            let sizes = SIZES.into_iter().filter(|n| *n < all_tables);
-            for tables in sizes.chain([all_tables]) {
-                let task = Task {
-                    tables,
-                    random,
-                    write,
-                };
-                let label = format!(
-                    "{}, {} {}",
-                    if tables == all_tables {
-                        "all".into()
-                    } else {
-                        tables.to_string()
-                    },
-                    if random { "random" } else { "sequential" },
-                    if write { "write" } else { "read" },
-                );
-                let (count, all) = measure(bench, &image, size, task);
-                let row = Row::new(&label, Some(NOT_SLOWER), &all, |s| count as f64 / s);
-                to.add(&mut group, row, &all);
-            }
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    let size = bench.options.size;
+    let image = filled::qcow2(bench, size, TABLE)?;
+    let all_tables = size.div_ceil(MAPPED_BY_TABLE);
+    to.about = format!(
+        "A full image of {} with clusters of 4 KiB has {all_tables} L2 tables. 4 KiB requests \
+         past the page cache, 32 in flight, with `l2-cache-size` for 1, 8, 64 or all tables. \
+         A hit is one look-up inside the library.",
+        units::size(size)
+    );
+    let title = "4 KiB requests by size of the cache";
+    let mut group = Group::new(title, Unit::Requests, Ratio::Speed).drawn(Scale::Relative);
+    for (random, write) in [(true, false), (true, true), (false, false), (false, true)] {
+        let sizes = SIZES.into_iter().filter(|n| *n < all_tables);
+        for tables in sizes.chain([all_tables]) {
+            let task = Task {
+                tables,
+                random,
+                write,
+            };
+            let label = format!(
+                "{}, {} {}",
+                if tables == all_tables {
+                    "all".into()
+                } else {
+                    tables.to_string()
+                },
+                if random { "random" } else { "sequential" },
+                if write { "write" } else { "read" },
+            );
+            let (count, all) = measure(bench, &image, size, task);
+            let row = Row::new(&label, Some(NOT_SLOWER), &all, |s| count as f64 / s);
+            to.add(&mut group, row, &all);
         }
-        to.groups.push(group);
-        let mut hits = Group::new("A look-up in the cache", Unit::Nanoseconds, Ratio::None);
-        let runs: zebu::Result<Vec<f64>> = (0..bench.options.runs).map(|_| hit(&image)).collect();
-        let row = Row {
-            label: "a hit, scattered over the whole disk".into(),
-            bound: Some(HIT),
-            figures: vec![Figure {
-                program: "zebu".into(),
-                flags: String::new(),
-                runs: runs.map_err(|e| Error::new(format!("a hit: {e}")))?,
-            }],
-        };
-        to.add(&mut hits, row, &[]);
-        to.groups.push(hits);
-        Ok(())
     }
+    to.groups.push(group);
+    let mut hits = Group::new("A look-up in the cache", Unit::Nanoseconds, Ratio::None);
+    let runs: zebu::Result<Vec<f64>> = (0..bench.options.runs).map(|_| hit(&image)).collect();
+    let row = Row {
+        label: "a hit, scattered over the whole disk".into(),
+        bound: Some(HIT),
+        figures: vec![Figure {
+            program: "zebu".into(),
+            flags: String::new(),
+            runs: runs.map_err(|e| Error::new(format!("a hit: {e}")))?,
+        }],
+    };
+    to.add(&mut hits, row, &[]);
+    to.groups.push(hits);
+    Ok(())
 }
 
 fn measure(bench: &Bench, image: &Path, size: u64, task: Task) -> (u64, Vec<Series>) {

@@ -11,40 +11,34 @@ use crate::results::{self, Group, Ratio, Row, Unit};
 const FLOOR: f64 = 4.0;
 const VERB: &str = "compare -f raw -F qcow2";
 
-/// The experiment `compare`.
-pub struct Compare;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "compare",
+    title: "Compare",
+    run,
+};
 
-impl Experiment for Compare {
-    fn name(&self) -> &'static str {
-        "compare"
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    to.about = "The same raw image against qcow2 images with its content, all in the page \
+                cache."
+        .into();
+    let raw = fs_image::raw(bench, bench.options.size)?;
+    let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed);
+    for (kind, floor) in [(Kind::Zlib, Some(FLOOR)), (Kind::Plain, None)] {
+        let image = fs_image::image(bench, bench.options.size, kind)?;
+        let files = [raw.as_path(), &image];
+        let all = bench.measure(Case {
+            programs: vec![
+                bench.qemu(VERB, "", &files),
+                bench.qemu(VERB, "-T none", &files),
+                bench.zebu(VERB, "", &files),
+            ],
+            inputs: files.map(Into::into).to_vec(),
+            judge: None,
+        });
+        let label = format!("raw with {}", kind.name());
+        to.add(&mut times, Row::new(&label, floor, &all, |s| s), &all);
     }
-
-    fn title(&self) -> &'static str {
-        "Compare"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        to.about = "The same raw image against qcow2 images with its content, all in the page \
-                    cache."
-            .into();
-        let raw = fs_image::raw(bench, bench.options.size)?;
-        let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed);
-        for (kind, floor) in [(Kind::Zlib, Some(FLOOR)), (Kind::Plain, None)] {
-            let image = fs_image::image(bench, bench.options.size, kind)?;
-            let files = [raw.as_path(), &image];
-            let all = bench.measure(Case {
-                programs: vec![
-                    bench.qemu(VERB, "", &files),
-                    bench.qemu(VERB, "-T none", &files),
-                    bench.zebu(VERB, "", &files),
-                ],
-                inputs: files.map(Into::into).to_vec(),
-                judge: None,
-            });
-            let label = format!("raw with {}", kind.name());
-            to.add(&mut times, Row::new(&label, floor, &all, |s| s), &all);
-        }
-        to.groups.push(times);
-        Ok(())
-    }
+    to.groups.push(times);
+    Ok(())
 }

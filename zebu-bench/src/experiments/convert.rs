@@ -14,42 +14,36 @@ use std::process::Command;
 /// What peak memory of any conversion may be, in MiB.
 const MEMORY: f64 = 64.0;
 
-/// The experiment `convert`.
-pub struct Convert;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "convert",
+    title: "Convert to raw",
+    run,
+};
 
-impl Experiment for Convert {
-    fn name(&self) -> &'static str {
-        "convert"
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    let raw = fs_image::raw(bench, bench.options.size)?;
+    to.about = format!(
+        "A {} as qcow2, compressed with zlib or zstd or plain, to a new raw file on the same \
+         disk; the input is in the page cache. Plain: all programs end with the data on the \
+         disk (`-t none`). Every output is compared with the raw image once.",
+        content(bench, &raw)?
+    );
+    let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
+    let mut memory = memory();
+    for (kind, floor) in [(Kind::Zlib, 3.3), (Kind::Zstd, 2.5), (Kind::Plain, 1.25)] {
+        let image = fs_image::image(bench, bench.options.size, kind)?;
+        let judge = |p: &Program| same(p, &raw);
+        let all = bench.measure(Case {
+            programs: with_peers(bench, kind, &image),
+            inputs: vec![image.clone()],
+            judge: Some(&judge),
+        });
+        let label = format!("{} to raw", kind.name());
+        add(to, &mut times, &mut memory, (&label, floor), &all);
     }
-
-    fn title(&self) -> &'static str {
-        "Convert to raw"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        let raw = fs_image::raw(bench, bench.options.size)?;
-        to.about = format!(
-            "A {} as qcow2, compressed with zlib or zstd or plain, to a new raw file on the same \
-             disk; the input is in the page cache. Plain: all programs end with the data on the \
-             disk (`-t none`). Every output is compared with the raw image once.",
-            content(bench, &raw)?
-        );
-        let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
-        let mut memory = memory();
-        for (kind, floor) in [(Kind::Zlib, 3.3), (Kind::Zstd, 2.5), (Kind::Plain, 1.25)] {
-            let image = fs_image::image(bench, bench.options.size, kind)?;
-            let judge = |p: &Program| same(p, &raw);
-            let all = bench.measure(Case {
-                programs: with_peers(bench, kind, &image),
-                inputs: vec![image.clone()],
-                judge: Some(&judge),
-            });
-            let label = format!("{} to raw", kind.name());
-            add(to, &mut times, &mut memory, (&label, floor), &all);
-        }
-        to.groups.extend([times, memory]);
-        Ok(())
-    }
+    to.groups.extend([times, memory]);
+    Ok(())
 }
 
 /// QEMU with each set of its flags and zebu, which convert an image of that kind to a format.

@@ -10,8 +10,12 @@ use crate::results::{self, Group, Ratio, Row, Scale, Unit};
 use crate::units::{self, KIB, MIB};
 use std::path::{Path, PathBuf};
 
-/// The experiment `engines`.
-pub struct Engines;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "engines",
+    title: "Engines against fio",
+    run,
+};
 
 const ENGINES: [&str; 3] = ["threads", "native", "io_uring"];
 /// A share of fio's rate that zebu must reach.
@@ -37,66 +41,57 @@ struct Task {
     write: bool,
 }
 
-impl Experiment for Engines {
-    fn name(&self) -> &'static str {
-        "engines"
-    }
-
-    fn title(&self) -> &'static str {
-        "Engines against fio"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        let size = bench.options.size;
-        let (image, start) = filled::qcow2_in_one_piece(bench, size)?;
-        let place = Place { image, start, size };
-        to.about = format!(
-            "`bench -t none -i ENGINE` on a full qcow2 image of {}. The limit is fio with O_DIRECT \
-             and the same engine on the part of the same file where the data lie: to fio a raw \
-             file. zebu must reach 0.9 of it.",
-            units::size(size)
-        );
-        let mut small =
-            Group::new("4 KiB at random", Unit::Requests, Ratio::SpeedOfFio).drawn(Scale::Relative);
-        for write in [false, true] {
-            for depth in [1, 32] {
-                for engine in ENGINES {
-                    let block = 4 * KIB;
-                    let task = Task {
-                        engine,
-                        depth,
-                        block,
-                        random: true,
-                        write,
-                    };
-                    let label = format!("{engine}, {}, {depth} in flight", way(write));
-                    let (count, all) = measure(bench, &place, task);
-                    let row = Row::new(&label, Some(OF_FIO), &all, |s| count as f64 / s);
-                    to.add(&mut small, row, &all);
-                }
-            }
-        }
-        let title = "In order, one in flight, native";
-        let mut large = Group::new(title, Unit::Throughput, Ratio::Speed);
-        for write in [true, false] {
-            for block in [16 * KIB, 64 * KIB, 256 * KIB, LARGE] {
-                let engine = "native";
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    let size = bench.options.size;
+    let (image, start) = filled::qcow2_in_one_piece(bench, size)?;
+    let place = Place { image, start, size };
+    to.about = format!(
+        "`bench -t none -i ENGINE` on a full qcow2 image of {}. The limit is fio with O_DIRECT \
+         and the same engine on the part of the same file where the data lie: to fio a raw \
+         file. zebu must reach 0.9 of it. A request that is alone in flight is executed by \
+         zebu's own thread (`preadv`, `pwritev`), whatever the engine.",
+        units::size(size)
+    );
+    let mut small =
+        Group::new("4 KiB at random", Unit::Requests, Ratio::SpeedOfFio).drawn(Scale::Relative);
+    for write in [false, true] {
+        for depth in [1, 32] {
+            for engine in ENGINES {
+                let block = 4 * KIB;
                 let task = Task {
                     engine,
-                    depth: 1,
+                    depth,
                     block,
-                    random: false,
+                    random: true,
                     write,
                 };
-                let label = format!("{} {}", units::size(block), way(write));
+                let label = format!("{engine}, {}, {depth} in flight", way(write));
                 let (count, all) = measure(bench, &place, task);
-                let mib = (count * block) as f64 / MIB as f64;
-                to.add(&mut large, Row::new(&label, None, &all, |s| mib / s), &all);
+                let row = Row::new(&label, Some(OF_FIO), &all, |s| count as f64 / s);
+                to.add(&mut small, row, &all);
             }
         }
-        to.groups.extend([small, large]);
-        Ok(())
     }
+    let title = "In order, one in flight, native";
+    let mut large = Group::new(title, Unit::Throughput, Ratio::Speed);
+    for write in [true, false] {
+        for block in [16 * KIB, 64 * KIB, 256 * KIB, LARGE] {
+            let engine = "native";
+            let task = Task {
+                engine,
+                depth: 1,
+                block,
+                random: false,
+                write,
+            };
+            let label = format!("{} {}", units::size(block), way(write));
+            let (count, all) = measure(bench, &place, task);
+            let mib = (count * block) as f64 / MIB as f64;
+            to.add(&mut large, Row::new(&label, None, &all, |s| mib / s), &all);
+        }
+    }
+    to.groups.extend([small, large]);
+    Ok(())
 }
 
 fn way(write: bool) -> &'static str {

@@ -19,55 +19,49 @@ const COMMANDS: [&str; 4] = [
 /// The scattered image has a cluster of data in each so many bytes.
 const STEP: u64 = 128 * MIB;
 
-/// The experiment `metadata`.
-pub struct Metadata;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "metadata",
+    title: "Terabytes of virtual size",
+    run,
+};
 
-impl Experiment for Metadata {
-    fn name(&self) -> &'static str {
-        "metadata"
-    }
-
-    fn title(&self) -> &'static str {
-        "Terabytes of virtual size"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        to.about = "An empty image of 8 TiB to raw, and commands on an image of 1 TiB with one \
-                    cluster of data in each 128 MiB."
-            .into();
-        let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed);
-        let empty = big::empty(bench, 8 * TIB)?;
-        let verb = "convert -f qcow2 -O raw";
-        let judge = |p: &Program| p.output.as_ref().map_or(Ok(()), |o| is_hole(o, 8 * TIB));
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    to.about = "An empty image of 8 TiB to raw, and commands on an image of 1 TiB with one \
+                cluster of data in each 128 MiB."
+        .into();
+    let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed);
+    let empty = big::empty(bench, 8 * TIB)?;
+    let verb = "convert -f qcow2 -O raw";
+    let judge = |p: &Program| p.output.as_ref().map_or(Ok(()), |o| is_hole(o, 8 * TIB));
+    let all = bench.measure(Case {
+        programs: vec![
+            bench.qemu(verb, "", &[&empty]).to(bench.output("qemu.raw")),
+            bench
+                .qemu(verb, "-m 16 -W", &[&empty])
+                .to(bench.output("qemu.raw")),
+            bench.zebu(verb, "", &[&empty]).to(bench.output("zebu.raw")),
+        ],
+        inputs: vec![],
+        judge: Some(&judge),
+    });
+    let row = Row::new("convert of 8 TiB, empty", Some(NOT_SLOWER), &all, |s| s);
+    to.add(&mut times, row, &all);
+    let image = big::scattered(bench, TIB, STEP)?;
+    for verb in COMMANDS {
         let all = bench.measure(Case {
-            programs: vec![
-                bench.qemu(verb, "", &[&empty]).to(bench.output("qemu.raw")),
-                bench
-                    .qemu(verb, "-m 16 -W", &[&empty])
-                    .to(bench.output("qemu.raw")),
-                bench.zebu(verb, "", &[&empty]).to(bench.output("zebu.raw")),
-            ],
+            programs: [Bench::qemu, Bench::zebu]
+                .map(|by| by(bench, verb, "", &[&image]))
+                .into(),
             inputs: vec![],
-            judge: Some(&judge),
+            judge: None,
         });
-        let row = Row::new("convert of 8 TiB, empty", Some(NOT_SLOWER), &all, |s| s);
+        let label = format!("{} of 1 TiB", verb.replace(" -f qcow2", ""));
+        let row = Row::new(&label, Some(NOT_SLOWER), &all, |s| s);
         to.add(&mut times, row, &all);
-        let image = big::scattered(bench, TIB, STEP)?;
-        for verb in COMMANDS {
-            let all = bench.measure(Case {
-                programs: [Bench::qemu, Bench::zebu]
-                    .map(|by| by(bench, verb, "", &[&image]))
-                    .into(),
-                inputs: vec![],
-                judge: None,
-            });
-            let label = format!("{} of 1 TiB", verb.replace(" -f qcow2", ""));
-            let row = Row::new(&label, Some(NOT_SLOWER), &all, |s| s);
-            to.add(&mut times, row, &all);
-        }
-        to.groups.push(times);
-        Ok(())
     }
+    to.groups.push(times);
+    Ok(())
 }
 
 /// Whether a file has that size and no data. Reading it all would take an hour.

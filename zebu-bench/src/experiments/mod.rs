@@ -1,5 +1,5 @@
-//! The experiments: one file each. A new one is a file with a struct that has [`Experiment`],
-//! and a line in [`ALL`].
+//! The experiments: one file each. A new one is a file with an [`Experiment`], and a
+//! line in [`ALL`].
 
 mod cache;
 mod compare;
@@ -23,49 +23,45 @@ use crate::results::Experiment as Measured;
 const NOT_SLOWER: f64 = 0.97;
 
 /// One experiment.
-pub trait Experiment: Sync {
+pub struct Experiment {
     /// Its name on the command line.
-    fn name(&self) -> &'static str;
-
+    pub name: &'static str,
     /// Its heading on the page.
-    fn title(&self) -> &'static str;
-
-    /// Runs it. Whatever was found before an error is kept in `to`.
-    fn run(&self, bench: &Bench, to: &mut Measured) -> Result<()>;
+    pub title: &'static str,
+    /// Runs it. Whatever was found before an error is kept.
+    pub run: fn(&Bench, &mut Measured) -> Result<()>,
 }
 
 /// All experiments, in the order of the page.
-pub const ALL: &[&dyn Experiment] = &[
-    &convert::Convert,
-    &to_qcow2::ToQcow2,
-    &formats::Formats,
-    &compare::Compare,
-    &fragmented::Fragmented,
-    &engines::Engines,
-    &subclusters::Subclusters,
-    &cache::Cache,
-    &nbd::Nbd,
-    &vhost::Vhost,
-    &metadata::Metadata,
+pub const ALL: &[Experiment] = &[
+    convert::EXPERIMENT,
+    to_qcow2::EXPERIMENT,
+    formats::EXPERIMENT,
+    compare::EXPERIMENT,
+    fragmented::EXPERIMENT,
+    engines::EXPERIMENT,
+    subclusters::EXPERIMENT,
+    cache::EXPERIMENT,
+    nbd::EXPERIMENT,
+    vhost::EXPERIMENT,
+    metadata::EXPERIMENT,
 ];
 
 /// The experiments of these names; all if there is none.
-pub fn named(names: &[String]) -> Result<Vec<&'static dyn Experiment>> {
+pub fn named(names: &[String]) -> Result<Vec<&'static Experiment>> {
     if names.is_empty() {
-        return Ok(ALL.to_vec());
+        return Ok(ALL.iter().collect());
     }
-    names
-        .iter()
-        .map(|n| {
-            ALL.iter().copied().find(|e| e.name() == n).ok_or_else(|| {
-                let known: Vec<_> = ALL.iter().map(|e| e.name()).collect();
-                Error::new(format!(
-                    "no experiment '{n}'; there are {}",
-                    known.join(", ")
-                ))
-            })
+    let find = |name: &String| {
+        ALL.iter().find(|e| e.name == name).ok_or_else(|| {
+            let known: Vec<_> = ALL.iter().map(|e| e.name).collect();
+            Error::new(format!(
+                "no experiment '{name}'; there are {}",
+                known.join(", ")
+            ))
         })
-        .collect()
+    };
+    names.iter().map(find).collect()
 }
 
 #[cfg(test)]
@@ -75,10 +71,10 @@ mod tests {
     #[test]
     fn experiments_are_found_by_name_and_names_are_unique() {
         assert_eq!(named(&[]).unwrap().len(), ALL.len());
-        assert_eq!(named(&["nbd".into()]).unwrap()[0].name(), "nbd");
+        assert_eq!(named(&["nbd".into()]).unwrap()[0].name, "nbd");
         assert!(named(&["x".into()]).err().unwrap().0.contains("convert"));
         for (i, e) in ALL.iter().enumerate() {
-            assert!(ALL[..i].iter().all(|other| other.name() != e.name()));
+            assert!(ALL[..i].iter().all(|other| other.name != e.name));
         }
     }
 }

@@ -12,45 +12,39 @@ use crate::results::{self, Group, Ratio, Scale, Unit};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// The experiment `nbd`.
-pub struct Nbd;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "nbd",
+    title: "Served over NBD",
+    run,
+};
 
-impl Experiment for Nbd {
-    fn name(&self) -> &'static str {
-        "nbd"
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    to.about = "fio's nbd engine on a unix socket, 4 KiB at random, one connection; a full \
+                qcow2 image, past the page cache or in it. QEMU is qemu-nbd."
+        .into();
+    let fio = bench.peers.fio.as_ref().map(|fio| fio.program.clone());
+    let fio = fio.ok_or_else(|| Error::new("it needs fio"))?;
+    let engines = command([fio.as_os_str(), "--enghelp".as_ref()]);
+    if !child::run(&engines, &bench.scratch())?
+        .stdout
+        .contains("nbd")
+    {
+        return Err(Error::new("this fio has no nbd engine"));
     }
-
-    fn title(&self) -> &'static str {
-        "Served over NBD"
+    let qemu_nbd = bench.peers.qemu.img.with_file_name("qemu-nbd");
+    if !qemu_nbd.is_file() {
+        return Err(Error::new("there is no qemu-nbd beside qemu-img"));
     }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        to.about = "fio's nbd engine on a unix socket, 4 KiB at random, one connection; a full \
-                    qcow2 image, past the page cache or in it. QEMU is qemu-nbd."
-            .into();
-        let fio = bench.peers.fio.as_ref().map(|fio| fio.program.clone());
-        let fio = fio.ok_or_else(|| Error::new("it needs fio"))?;
-        let engines = command([fio.as_os_str(), "--enghelp".as_ref()]);
-        if !child::run(&engines, &bench.scratch())?
-            .stdout
-            .contains("nbd")
-        {
-            return Err(Error::new("this fio has no nbd engine"));
-        }
-        let qemu_nbd = bench.peers.qemu.img.with_file_name("qemu-nbd");
-        if !qemu_nbd.is_file() {
-            return Err(Error::new("there is no qemu-nbd beside qemu-img"));
-        }
-        let socket = served::socket();
-        let make = |task: &Task, count| programs(bench, [&fio, &qemu_nbd, &socket], task, count);
-        let title = "NBD, 4 KiB at random";
-        let mut group = Group::new(title, Unit::Requests, Ratio::Speed).drawn(Scale::Relative);
-        let floor = |depth| Some(if depth == 1 { 1.2 } else { 1.5 });
-        let outcome = served::rows(bench, to, &mut group, &floor, &make);
-        let _ = std::fs::remove_file(&socket);
-        to.groups.push(group);
-        outcome
-    }
+    let socket = served::socket();
+    let make = |task: &Task, count| programs(bench, [&fio, &qemu_nbd, &socket], task, count);
+    let title = "NBD, 4 KiB at random";
+    let mut group = Group::new(title, Unit::Requests, Ratio::Speed).drawn(Scale::Relative);
+    let floor = |depth| Some(if depth == 1 { 1.2 } else { 1.5 });
+    let outcome = served::rows(bench, to, &mut group, &floor, &make);
+    let _ = std::fs::remove_file(&socket);
+    to.groups.push(group);
+    outcome
 }
 
 /// qemu-nbd with each of its engines, then zebu as it comes.

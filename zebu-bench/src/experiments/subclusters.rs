@@ -39,8 +39,12 @@ const CLUSTERS: [u64; 8] = [
 /// Those without a backing file: the largest, the usual one, the smallest.
 const EMPTY_CLUSTERS: [u64; 4] = [2 * MIB, 512 * KIB, 64 * KIB, 4 * KIB];
 
-/// The experiment `subclusters`.
-pub struct Subclusters;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "subclusters",
+    title: "4 KiB writes that allocate",
+    run,
+};
 
 /// One row.
 #[derive(Clone, Copy)]
@@ -81,51 +85,41 @@ fn tasks(backed: bool) -> Vec<Task> {
     all
 }
 
-impl Experiment for Subclusters {
-    fn name(&self) -> &'static str {
-        "subclusters"
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    let base_size = bench.options.size;
+    let place = Place {
+        bench,
+        base: filled::qcow2_in_one_piece(bench, base_size)?.0,
+        base_size,
+        space: MOST_SPACE.min(free_space(&bench.dir) / 4),
+    };
+    if place.space < GIB {
+        return Err(Error::new("there is less than 4 GiB of free space"));
     }
-
-    fn title(&self) -> &'static str {
-        "4 KiB writes that allocate"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        let base_size = bench.options.size;
-        let place = Place {
-            bench,
-            base: filled::qcow2_in_one_piece(bench, base_size)?.0,
-            base_size,
-            space: MOST_SPACE.min(free_space(&bench.dir) / 4),
-        };
-        if place.space < GIB {
-            return Err(Error::new("there is less than 4 GiB of free space"));
+    to.about = format!(
+        "Random 4 KiB writes into a new image (`bench -w -t none`, 32 in flight): rows are \
+         cluster sizes, with 32 subclusters where their size stands in brackets. Over a full \
+         backing file of {}, from which the rest of each cluster is copied, and without one \
+         (40G). qemu-img checks every image once.",
+        units::size(base_size)
+    );
+    for (backed, title) in [
+        (true, "Over a backing file"),
+        (false, "Without a backing file"),
+    ] {
+        let mut group = Group::new(title, Unit::Requests, Ratio::Speed).with_mean(MEAN);
+        if backed {
+            group = group.drawn(Scale::Relative);
         }
-        to.about = format!(
-            "Random 4 KiB writes into a new image (`bench -w -t none`, 32 in flight): rows are \
-             cluster sizes, with 32 subclusters where their size stands in brackets. Over a full \
-             backing file of {}, from which the rest of each cluster is copied, and without one \
-             (40G). qemu-img checks every image once.",
-            units::size(base_size)
-        );
-        for (backed, title) in [
-            (true, "Over a backing file"),
-            (false, "Without a backing file"),
-        ] {
-            let mut group = Group::new(title, Unit::Requests, Ratio::Speed).with_mean(MEAN);
-            if backed {
-                group = group.drawn(Scale::Relative);
-            }
-            for task in tasks(backed) {
-                let (count, all) = measure(&place, task);
-                let figure = |s: f64| count as f64 / s;
-                let row = Row::new(&task.label(), Some(NOT_SLOWER), &all, figure);
-                to.add(&mut group, row, &all);
-            }
-            to.groups.push(group);
+        for task in tasks(backed) {
+            let (count, all) = measure(&place, task);
+            let figure = |s: f64| count as f64 / s;
+            let row = Row::new(&task.label(), Some(NOT_SLOWER), &all, figure);
+            to.add(&mut group, row, &all);
         }
-        Ok(())
+        to.groups.push(group);
     }
+    Ok(())
 }
 
 /// What all rows share.

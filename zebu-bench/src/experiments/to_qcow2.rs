@@ -13,56 +13,50 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::process::Command;
 
-/// The experiment `to-qcow2`.
-pub struct ToQcow2;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "to-qcow2",
+    title: "Convert to qcow2",
+    run,
+};
 
-impl Experiment for ToQcow2 {
-    fn name(&self) -> &'static str {
-        "to-qcow2"
-    }
-
-    fn title(&self) -> &'static str {
-        "Convert to qcow2"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        let raw = fs_image::raw(bench, bench.options.size)?;
-        to.about = format!(
-            "The raw {} to a new qcow2 image, plain (`-t none`) or compressed (`-c`). qemu-img \
-             checks every image and compares it with the raw one once. Sizes are lengths of files.",
-            content(bench, &raw)?
-        );
-        let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
-        let mut sizes = Group::new("Size of the image in MiB", Unit::Mebibytes, Ratio::Size);
-        let mut memory = memory();
-        for (kind, floor) in [(Kind::Plain, 1.5), (Kind::Zlib, 5.5), (Kind::Zstd, 2.0)] {
-            let lengths = RefCell::new(Vec::new());
-            let judge = |p: &Program| {
-                let length = judged(&bench.peers.qemu.img, p, &raw)? as f64 / MIB as f64;
-                lengths.borrow_mut().push(Figure {
-                    program: p.name.clone(),
-                    flags: p.flags.clone(),
-                    runs: vec![length],
-                });
-                Ok(())
-            };
-            let all = bench.measure(Case {
-                programs: programs(bench, kind, &raw),
-                inputs: vec![raw.clone()],
-                judge: Some(&judge),
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    let raw = fs_image::raw(bench, bench.options.size)?;
+    to.about = format!(
+        "The raw {} to a new qcow2 image, plain (`-t none`) or compressed (`-c`). qemu-img \
+         checks every image and compares it with the raw one once. Sizes are lengths of files.",
+        content(bench, &raw)?
+    );
+    let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
+    let mut sizes = Group::new("Size of the image in MiB", Unit::Mebibytes, Ratio::Size);
+    let mut memory = memory();
+    for (kind, floor) in [(Kind::Plain, 1.5), (Kind::Zlib, 5.5), (Kind::Zstd, 2.0)] {
+        let lengths = RefCell::new(Vec::new());
+        let judge = |p: &Program| {
+            let length = judged(&bench.peers.qemu.img, p, &raw)? as f64 / MIB as f64;
+            lengths.borrow_mut().push(Figure {
+                program: p.name.clone(),
+                flags: p.flags.clone(),
+                runs: vec![length],
             });
-            let label = format!("raw to {}", kind.name());
-            add(to, &mut times, &mut memory, (&label, floor), &all);
-            let row = Row {
-                label,
-                bound: Some(1.02),
-                figures: lengths.take(),
-            };
-            to.add(&mut sizes, row, &[]);
-        }
-        to.groups.extend([times, sizes, memory]);
-        Ok(())
+            Ok(())
+        };
+        let all = bench.measure(Case {
+            programs: programs(bench, kind, &raw),
+            inputs: vec![raw.clone()],
+            judge: Some(&judge),
+        });
+        let label = format!("raw to {}", kind.name());
+        add(to, &mut times, &mut memory, (&label, floor), &all);
+        let row = Row {
+            label,
+            bound: Some(1.02),
+            figures: lengths.take(),
+        };
+        to.add(&mut sizes, row, &[]);
     }
+    to.groups.extend([times, sizes, memory]);
+    Ok(())
 }
 
 fn programs(bench: &Bench, kind: Kind, raw: &Path) -> Vec<Program> {

@@ -12,39 +12,33 @@ use crate::results::{self, Group, Ratio, Unit};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// The experiment `vhost`.
-pub struct Vhost;
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "vhost",
+    title: "Served over vhost-user-blk",
+    run,
+};
 
-impl Experiment for Vhost {
-    fn name(&self) -> &'static str {
-        "vhost"
-    }
-
-    fn title(&self) -> &'static str {
-        "Served over vhost-user-blk"
-    }
-
-    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-        to.about = "A client that does what a virtual machine's driver does, without the machine: \
-                    one virtqueue, 4 KiB at random. QEMU is qemu-storage-daemon, with an iothread \
-                    or without."
-            .into();
-        let daemon = bench.peers.qemu.img.with_file_name("qemu-storage-daemon");
-        let load = bench.own_program("zebu-vhost-load")?;
-        for program in [&daemon, &load] {
-            if !program.is_file() {
-                return Err(Error::new(format!("there is no {}", program.display())));
-            }
+fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+    to.about = "A client that does what a virtual machine's driver does, without the machine: \
+                one virtqueue, 4 KiB at random. QEMU is qemu-storage-daemon, with an iothread \
+                or without."
+        .into();
+    let daemon = bench.peers.qemu.img.with_file_name("qemu-storage-daemon");
+    let load = bench.own_program("zebu-vhost-load")?;
+    for program in [&daemon, &load] {
+        if !program.is_file() {
+            return Err(Error::new(format!("there is no {}", program.display())));
         }
-        let socket = served::socket();
-        let make = |task: &Task, count| programs(bench, [&daemon, &load, &socket], task, count);
-        let title = "vhost-user-blk, 4 KiB at random";
-        let mut group = Group::new(title, Unit::Requests, Ratio::Speed);
-        let outcome = served::rows(bench, to, &mut group, &|_| None, &make);
-        let _ = std::fs::remove_file(&socket);
-        to.groups.push(group);
-        outcome
     }
+    let socket = served::socket();
+    let make = |task: &Task, count| programs(bench, [&daemon, &load, &socket], task, count);
+    let title = "vhost-user-blk, 4 KiB at random";
+    let mut group = Group::new(title, Unit::Requests, Ratio::Speed);
+    let outcome = served::rows(bench, to, &mut group, &|_| None, &make);
+    let _ = std::fs::remove_file(&socket);
+    to.groups.push(group);
+    outcome
 }
 
 /// QEMU's engine, and whether an iothread serves; one polls for 32 µs at most.

@@ -18,8 +18,6 @@ use table::Table;
 const MARKS: [&str; 2] = ["<!-- benchmarks -->", "<!-- /benchmarks -->"];
 /// The chart of the summary.
 const SUMMARY: &str = "summary";
-/// A table of more rows is folded where a chart shows it.
-const OPEN_ROWS: usize = 8;
 /// Programs that are no peers in a table: zebu has its own column, fio is the limit.
 const NOT_PEERS: [&str; 3] = ["zebu", "QEMU", "fio"];
 
@@ -44,7 +42,10 @@ pub fn write(options: &options::Report) -> Result<()> {
     let name = || readme.display().to_string();
     let text = std::fs::read_to_string(readme).context(name)?;
     let charts = charts.strip_prefix(parent(readme)).unwrap_or(&charts);
-    let text = between_marks(&text, &summary(&results, &charts.to_string_lossy()))?;
+    let text = between_marks(
+        &text,
+        &summary(&results, &charts.to_string_lossy(), Group::is_speed),
+    )?;
     std::fs::write(readme, text).context(name)
 }
 
@@ -77,7 +78,7 @@ fn markdown(results: &Results) -> String {
          ```sh\nmake bench\n```\n\n\
          [benchmarking.md](benchmarking.md) says how each figure is made.\n\n",
     );
-    out += &summary(results, "charts");
+    out += &summary(results, "charts", |_| true);
     for experiment in &results.experiments {
         section(&mut out, experiment);
     }
@@ -108,13 +109,10 @@ fn section(out: &mut String, experiment: &Experiment) {
             false => format!("{} ({unit})", group.title),
         };
         let table = table_of(group).markdown();
-        let _ = match group.rows.len() > OPEN_ROWS && group.chart.is_some() {
-            true => write!(
-                out,
-                "\n<details><summary>{title}</summary>\n\n{table}\n</details>\n"
-            ),
-            false => write!(out, "\n**{title}**\n\n{table}"),
-        };
+        let _ = write!(
+            out,
+            "\n<details><summary>{title}</summary>\n\n{table}\n</details>\n"
+        );
     }
     bullets(out, &experiment.notes);
 }
@@ -187,11 +185,11 @@ fn bound_text(group: &Group, bound: f64) -> String {
     }
 }
 
-/// The summary: a table with a row for each group, and the chart of all.
-fn summary(results: &Results, charts: &str) -> String {
+/// The summary: a table with a row for each group that is meant, and the chart of all.
+fn summary(results: &Results, charts: &str, is_meant: impl Fn(&Group) -> bool) -> String {
     let mut table = Table::new(&["", "zebu against QEMU", "lowest row", "asked", "missed"]);
     for experiment in &results.experiments {
-        for group in experiment.groups.iter().filter(|g| !g.rows.is_empty()) {
+        for group in (experiment.groups.iter()).filter(|g| !g.rows.is_empty() && is_meant(g)) {
             table.rows.push(summary_row(experiment, group));
         }
     }
@@ -256,9 +254,8 @@ fn summary_row(experiment: &Experiment, group: &Group) -> Vec<String> {
 /// The name of a group where its experiment is not the heading.
 fn name_of(experiment: &Experiment, group: &Group) -> String {
     // Where only one group compares speed, the experiment names it.
-    let is_speed = |g: &&Group| matches!(g.ratio, Ratio::Speed | Ratio::SpeedOfFio);
-    let speeds = experiment.groups.iter().filter(is_speed).count();
-    match speeds == 1 && is_speed(&group) {
+    let speeds = experiment.groups.iter().filter(|g| g.is_speed()).count();
+    match speeds == 1 && group.is_speed() {
         true => experiment.title.clone(),
         false => format!("{}: {}", experiment.title, first_lower(&group.title)),
     }
@@ -293,7 +290,7 @@ fn summary_chart(results: &Results) -> Chart {
     for experiment in &results.experiments {
         for group in &experiment.groups {
             let ratios = group.ratios();
-            if !matches!(group.ratio, Ratio::Speed | Ratio::SpeedOfFio) || ratios.is_empty() {
+            if !group.is_speed() || ratios.is_empty() {
                 continue;
             }
             let label = name_of(experiment, group);

@@ -7,12 +7,14 @@ mod bitmap;
 mod check;
 mod commit;
 mod compare;
+pub mod completions;
 mod convert;
 mod create;
 mod dd;
 mod import;
 mod info;
 pub mod io;
+mod manual;
 mod map;
 mod measure;
 pub mod nbd;
@@ -28,10 +30,11 @@ use std::ffi::OsString;
 
 pub use amend::amendable;
 use clap::CommandFactory;
+pub use manual::examples::{examples_of, with_examples};
 
+use crate::arguments::{parse_lossy as parse, with_command_options};
 use crate::failure::Outcome;
-use crate::invocation::{Invocation, parse_lossy as parse, with_command_options};
-use crate::{completions, manual};
+use crate::invocation::Invocation;
 
 /// Name, operands, what it does, how it is run, and its options.
 type Command = (

@@ -127,7 +127,7 @@ impl Layer {
 /// A block device: an image with its data file and its backing chain.
 ///
 /// Shared by reference between any number of threads, each with its queue. [`Queue`] describes how
-/// the futures of requests are driven.
+/// the futures of requests are driven. The [front page](crate) has an example.
 #[derive(Debug)]
 pub struct Device {
     layers: Vec<Layer>,

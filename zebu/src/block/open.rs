@@ -31,6 +31,20 @@ use crate::{Error, Result, printable};
 const MAX_CHAIN: usize = 200;
 
 /// Which files may be opened because an image names them.
+///
+/// ```no_run
+/// use zebu::{Device, ErrorKind, Limits, OpenOptions, Policy, Queue, QueueOptions, Source};
+///
+/// let queue = Queue::new(QueueOptions::default())?;
+/// let limits = Limits::default().virtual_size(1 << 40);
+/// let options = OpenOptions::default().policy(Policy::Untrusted(limits));
+/// match Device::open(&queue, &Source::Name("upload.qcow2".into()), &options) {
+///     Ok(device) => println!("{} bytes", device.size()),
+///     Err(error) if error.kind() == ErrorKind::Limit => println!("too large: {error}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), zebu::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Policy {

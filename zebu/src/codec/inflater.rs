@@ -45,14 +45,17 @@ impl Inflater {
         }
     }
 
-    /// The inflated bytes of `source`, by a thread that is there for it, or by this
-    /// one if `here`.
-    pub(crate) async fn inflated(self, source: Vec<u8>, here: bool) -> Result<Vec<u8>, CodecError> {
+    /// The inflated bytes of `source`, by a worker of the codec, or by this thread if `inline`.
+    pub(crate) async fn inflated(
+        self,
+        source: Vec<u8>,
+        inline: bool,
+    ) -> Result<Vec<u8>, CodecError> {
         let inflate = move || {
             let mut bytes = vec![0; self.output_len()];
             self.inflate(&source, &mut bytes).map(|()| bytes)
         };
-        match here {
+        match inline {
             true => inflate(),
             false => workers::run(inflate).await,
         }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::qcow2::{Image, SharedImage};
-use super::{CompressedData, Extent, FormatImage, StorageId};
+use super::{CompressedData, Extent, FormatImage, LOOKUP_WORK, StorageId};
 use crate::Result;
 use crate::storage::{Queue, Storage};
 
@@ -86,10 +86,13 @@ impl AnyImage {
     pub(crate) async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
         match &self.inner {
             Inner::Qcow2(image) => image.extent(queue, guest, limit).await,
-            Inner::Other(image) => match image.cached_extent(guest, limit) {
-                Some(extent) => extent,
-                None => image.load_extent(queue, guest, limit).await,
-            },
+            Inner::Other(image) => {
+                image.spend(LOOKUP_WORK)?;
+                match image.cached_extent(guest, limit) {
+                    Some(extent) => extent,
+                    None => image.load_extent(queue, guest, limit).await,
+                }
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
-    OpenRequest, StorageId, disk_size, refused, spend,
+    AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Mapping, OpenRequest, StorageId,
+    disk_size, refused, spend,
 };
 use crate::Result;
 use crate::storage::{self, Queue, Storage, Work};
@@ -178,19 +178,11 @@ impl FormatImage for Bochs {
         self.size
     }
 
-    /// None: QEMU does not show it.
-    fn cluster_size(&self) -> Option<u64> {
-        None
-    }
-
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
         vec![self.file.clone()]
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        if let Err(error) = self.spend(LOOKUP_WORK) {
-            return Some(Err(error));
-        }
         match self.stored(guest) {
             Some(block) => self.bitmaps.cached(block, guest, limit).map(Ok),
             None => Some(Ok(self.missing(guest, limit))),
@@ -218,10 +210,6 @@ impl FormatImage for Bochs {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(Holes::Ignored)
     }
 
     fn is_dirty(&self) -> Option<bool> {

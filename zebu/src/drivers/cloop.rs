@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::inflate::Inflated;
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
+    AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
+    check_limit, disk_size, refused, spend,
 };
 use crate::Result;
 use crate::codec::{Inflater, Stream};
@@ -164,17 +164,12 @@ impl FormatImage for Cloop {
         (self.offsets.len() as u64 - 1) * u64::from(self.block_size)
     }
 
-    /// None: QEMU does not show it.
-    fn cluster_size(&self) -> Option<u64> {
-        None
-    }
-
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
         vec![self.file.clone()]
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
+        Some(Ok(self.extent(guest, limit)))
     }
 
     fn inflated<'a>(
@@ -189,10 +184,6 @@ impl FormatImage for Cloop {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(Holes::Ignored)
     }
 
     fn is_dirty(&self) -> Option<bool> {

@@ -14,8 +14,8 @@ use super::inflate::Inflated;
 use super::sectors::MAX_RUN;
 use super::table::{array, check_in_file};
 use super::{
-    AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
+    AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
+    StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -186,19 +186,12 @@ impl FormatImage for Dmg {
         self.size
     }
 
-    fn cluster_size(&self) -> Option<u64> {
-        None
-    }
-
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
         vec![self.file.clone()]
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(match self.spend(LOOKUP_WORK) {
-            Ok(()) => self.extent(guest, limit),
-            Err(error) => Err(error),
-        })
+        Some(self.extent(guest, limit))
     }
 
     fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
@@ -217,10 +210,6 @@ impl FormatImage for Dmg {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(Holes::Ignored)
     }
 
     fn is_dirty(&self) -> Option<bool> {

@@ -47,8 +47,8 @@ pub struct CompressedData {
     pub host: HostOffset,
     /// Their length in bytes, or an upper bound on it.
     pub length: u32,
-    /// They may be shorter, by less than so many bytes; so may the storage. 0 if the length is
-    /// exact.
+    /// The data may be shorter than `length` by less than this many bytes, and the storage may end
+    /// there. 0 if the length is exact.
     pub slack: u32,
     /// How they are inflated, and to how many bytes.
     pub inflater: Inflater,

@@ -80,8 +80,10 @@ pub trait FormatImage: Debug + Send + Sync {
     /// Size of the disk in bytes.
     fn size(&self) -> u64;
 
-    /// The unit of allocation in bytes; None: the format has none.
-    fn cluster_size(&self) -> Option<u64>;
+    /// The unit of allocation in bytes; None: the format has none, or QEMU does not show it.
+    fn cluster_size(&self) -> Option<u64> {
+        None
+    }
 
     /// The unit in which a range can be made zero or left to the backing file,
     /// in bytes; 1 if there is none.
@@ -138,13 +140,16 @@ pub trait FormatImage: Debug + Send + Sync {
         })
     }
 
-    /// Counts work that is done with the image, if it has a limit.
+    /// Counts work that is done with the image, if it has a limit. Look-ups of extents are counted by
+    /// [`AnyImage`].
     fn spend(&self, _work: u64) -> Result<()> {
         Ok(())
     }
 
     /// The meaning of holes of a storage under data; None if that needs I/O.
-    fn cached_holes(&self, storage: StorageId) -> Option<Holes>;
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
+        Some(Holes::Ignored)
+    }
 
     /// [`FormatImage::cached_holes`] with I/O, for where that was None.
     fn load_holes<'a>(

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, disk_size, refused, spend,
+    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
+    StorageId, disk_size, refused, spend,
 };
 use crate::Result;
 use crate::storage::{self, Queue, Storage, Work};
@@ -277,17 +277,12 @@ impl FormatImage for Parallels {
         self.size
     }
 
-    /// None: QEMU does not show it.
-    fn cluster_size(&self) -> Option<u64> {
-        None
-    }
-
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
         vec![self.file.clone()]
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
+        Some(Ok(self.extent(guest, limit)))
     }
 
     /// QEMU reads what is past the end of the file as zeroes, but writes whole clusters.
@@ -297,10 +292,6 @@ impl FormatImage for Parallels {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(Holes::Ignored)
     }
 
     fn check<'a>(

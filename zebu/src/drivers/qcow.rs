@@ -10,8 +10,8 @@ use super::levels::{DecodeEntry, TwoLevels};
 use super::pieces::{Pieces, Table};
 use super::table::{array, check_in_file, read_backing_name};
 use super::{
-    AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, past_end, refused, spend,
+    AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping,
+    OpenRequest, StorageId, disk_size, past_end, refused, spend,
 };
 use crate::codec::{Compression, Inflater, Stream};
 use crate::format::HostOffset;
@@ -250,10 +250,7 @@ impl FormatImage for Qcow {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        match self.spend(LOOKUP_WORK) {
-            Ok(()) => self.tables.cached(self, guest, limit),
-            Err(error) => Some(Err(error)),
-        }
+        self.tables.cached(self, guest, limit)
     }
 
     fn load_extent<'a>(
@@ -296,10 +293,6 @@ impl FormatImage for Qcow {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(Holes::Ignored)
     }
 
     fn is_encrypted(&self) -> bool {

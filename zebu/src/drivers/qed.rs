@@ -8,8 +8,8 @@ use super::levels::{DecodeEntry, TwoLevels};
 use super::pieces::{Pieces, Table};
 use super::table::{array, read_backing_name, read_table};
 use super::{
-    AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Limits, Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
+    AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Limits,
+    Mapping, OpenRequest, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -370,10 +370,7 @@ impl FormatImage for Qed {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        match self.spend(LOOKUP_WORK) {
-            Ok(()) => self.tables.cached(self, guest, limit),
-            Err(error) => Some(Err(error)),
-        }
+        self.tables.cached(self, guest, limit)
     }
 
     fn load_extent<'a>(
@@ -387,10 +384,6 @@ impl FormatImage for Qed {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(Holes::Ignored)
     }
 
     fn check<'a>(

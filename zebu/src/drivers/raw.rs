@@ -56,10 +56,6 @@ impl FormatImage for Raw {
         Raw::size(self)
     }
 
-    fn cluster_size(&self) -> Option<u64> {
-        None
-    }
-
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
         vec![self.storage.clone()]
     }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::progress::{At, Chunks, IntoControlFlow, Progress};
+use super::chunks::{At, Chunks};
+use super::progress::{IntoControlFlow, Progress};
 use super::workers::{self, Cursor};
 use super::zero::is_zero;
 use crate::Error;

@@ -29,6 +29,7 @@
 mod amend;
 mod channel;
 pub(crate) mod check;
+mod chunks;
 mod commit;
 mod compare;
 mod convert;
@@ -40,6 +41,7 @@ mod join_set;
 mod measure;
 pub(crate) mod new_image;
 mod open;
+mod packing;
 mod progress;
 mod rate_limiter;
 mod rebase;

@@ -13,8 +13,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use super::chunks::{At, Chunks};
 use super::create::NewBacking;
-use super::progress::{At, Chunks, IntoControlFlow, Progress};
+use super::progress::{IntoControlFlow, Progress};
 use super::workers;
 use super::zero::is_zero;
 use crate::block::{Device, FileSpec, ImageSpec, Layer, OpenOptions, Policy, Status, Zeroing};

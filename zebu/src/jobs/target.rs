@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::export::OutStream;
+use super::packing::Packing;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
-use crate::codec::Compression;
 use crate::drivers::qcow2::Image;
 use crate::drivers::{AnyImage, NewImage};
 use crate::storage::{self, Iov, Queue, Storage};
@@ -29,16 +29,6 @@ pub enum Target {
     /// ([`convert_to_stream`](super::convert_to_stream)).
     #[doc(hidden)]
     Stream(OutStream),
-}
-
-/// How an image stores compressed data.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Packing {
-    /// As streams that are shorter than their clusters; a cluster that does not shrink is written
-    /// as it is.
-    Shorter(Compression),
-    /// As a zlib stream of every cluster.
-    Zlib,
 }
 
 impl Target {

@@ -7,7 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::progress::{At, Chunks, IntoControlFlow, Progress};
+use super::chunks::{At, Chunks};
+use super::progress::{IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 #[cfg(any(feature = "rbd", feature = "ssh"))]
-use super::{OpKind, Started};
+use super::{Iov, OpKind, Started};
 
 /// The dropped changes of one storage.
 #[derive(Debug, Default)]
@@ -63,17 +63,21 @@ impl DroppedChanges {
         .await
     }
 
-    /// Starts an operation on `range` after the end of the dropped changes that it overlaps.
+    /// Starts an operation, after the end of the dropped changes that it overlaps.
     #[cfg(any(feature = "rbd", feature = "ssh"))]
-    pub(super) fn start_later(
+    pub(super) fn start(
         self: &Arc<Self>,
         range: Range<u64>,
-        start: impl FnOnce() -> Started + 'static,
+        memory: Option<&Iov>,
+        start: impl FnOnce(Option<&Iov>) -> Started + 'static,
     ) -> Started {
-        let changes = self.clone();
+        if self.allow(&range) {
+            return start(memory);
+        }
+        let (changes, memory) = (self.clone(), memory.cloned());
         Started::later(async move {
             changes.wait(&range).await;
-            start().wait().await
+            start(memory.as_ref()).wait().await
         })
     }
 

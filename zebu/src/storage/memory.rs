@@ -6,6 +6,20 @@ use std::sync::RwLock;
 use super::{Iov, OpKind, Queue, Started, Storage};
 
 /// Bytes in memory. Each operation ends when it is started.
+///
+/// ```
+/// use std::sync::Arc;
+/// use zebu::{Device, Format, Memory, OpenOptions, Queue, QueueOptions};
+///
+/// let queue = Queue::new(QueueOptions::default())?;
+/// let options = OpenOptions::default().format(Some(Format::RAW));
+/// let memory = Arc::new(Memory::new(vec![7; 1024]));
+/// let device = Device::from_storage(&queue, memory, &options)?;
+/// let mut bytes = [0; 4];
+/// device.read_blocking(&queue, 512, &mut bytes)?;
+/// assert_eq!(bytes, [7; 4]);
+/// # Ok::<(), zebu::Error>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Memory {
     bytes: RwLock<Vec<u8>>,

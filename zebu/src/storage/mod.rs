@@ -162,8 +162,7 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     ) -> Started;
 
     /// The storage below a filter: the methods of the filter that are not implemented are those of
-    /// that storage, except [`Storage::host_file`]. All others have their own
-    /// `len` and `allocated`.
+    /// that storage, except [`Storage::host_file`]. All others have their own `len`.
     fn inner(&self) -> Option<&dyn Storage> {
         None
     }
@@ -273,8 +272,8 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     }
 }
 
-/// What names an object on another machine and the state that it is in: two with the same words
-/// have the same bytes, for ever. Or why nothing tells that.
+/// Identifies an object on another machine and its version: the same words always mean the same
+/// bytes. Or why there is no such identity.
 #[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
 pub(crate) type CacheIdentity = std::result::Result<Words, &'static str>;
 

@@ -52,7 +52,7 @@ impl Polling {
 
     /// Called when there is nothing to do. True: poll again at once; false: prepare what wakes the
     /// thread, poll once more, and sleep.
-    pub fn looks_again(&self) -> bool {
+    pub fn polls_again(&self) -> bool {
         let again = match self.wait.get() {
             Wait::No => self.begin(),
             Wait::Looking(since) => {
@@ -118,8 +118,8 @@ mod tests {
 
     /// Waits without success. Returns how often it polled.
     fn in_vain(polling: &Polling) -> usize {
-        let looks = (0..).take_while(|_| polling.looks_again()).count();
-        assert!(!polling.looks_again(), "it sleeps until something is found");
+        let looks = (0..).take_while(|_| polling.polls_again()).count();
+        assert!(!polling.polls_again(), "it sleeps until something is found");
         polling.found();
         looks
     }
@@ -144,7 +144,7 @@ mod tests {
     fn slow_events_are_not_polled_for() {
         let polling = Polling::new(NO_TIME);
         for _ in 0..MOST {
-            polling.looks_again();
+            polling.polls_again();
             polling.found();
         }
         assert_eq!(in_vain(&polling), 0);
@@ -155,11 +155,11 @@ mod tests {
         let mut polling = Polling::new(NO_TIME);
         while in_vain(&polling) > 0 {}
         polling.longest = FOR_EVER;
-        let sleeps = (0..).take_while(|_| !polling.looks_again());
+        let sleeps = (0..).take_while(|_| !polling.polls_again());
         assert!(sleeps.map(|_| polling.found()).count() <= SELDOM as usize);
         polling.found();
         for _ in 0..100 {
-            assert!(polling.looks_again() && polling.looks_again());
+            assert!(polling.polls_again() && polling.polls_again());
             polling.found();
         }
     }

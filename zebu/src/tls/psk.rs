@@ -192,9 +192,8 @@ impl Session {
         Ok(())
     }
 
-    /// Why the session ended. The peer is notified that it ended, and not
-    /// why: so s2n-tls has it. A peer that sends no more may still wait for what
-    /// it asked for, so to that one there is no goodbye yet.
+    /// Why the session ended. s2n-tls tells the peer that it ended, but not why. A peer that sends
+    /// no more may still wait for replies, so it is not told yet.
     fn failed(&mut self, error: Error) -> io::Error {
         let ended = self.established && error.kind() == ErrorType::ConnectionClosed;
         let user = self.user.as_ref().filter(|_| !self.established);

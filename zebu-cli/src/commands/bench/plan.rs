@@ -126,7 +126,7 @@ pub mod tests {
     use clap::{CommandFactory, FromArgMatches};
 
     use super::*;
-    use crate::invocation::with_any_values;
+    use crate::arguments::with_any_values;
 
     pub fn plan(arguments: &[&str]) -> Result<Plan, Failure> {
         let all = std::iter::once("bench").chain(arguments.iter().copied());

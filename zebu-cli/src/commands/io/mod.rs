@@ -30,9 +30,11 @@ use clap::ArgAction;
 use zebu::block::Device;
 use zebu::storage::Queue;
 
+use crate::arguments::{with_command_options, with_usage};
+use crate::commands::with_examples;
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{Invocation, with_command_options, with_usage};
-use crate::{block_cache, manual, objects, untrusted};
+use crate::invocation::Invocation;
+use crate::{block_cache, objects, untrusted};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
@@ -222,7 +224,7 @@ fn help(invocation: &Invocation) -> String {
     let called = called(invocation);
     let mut command = definition();
     if invocation.name == "zebu" {
-        command = manual::with_examples(command, "io");
+        command = with_examples(command, "io");
     }
     let command = with_usage(
         command,

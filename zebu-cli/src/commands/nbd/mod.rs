@@ -14,9 +14,10 @@ use zebu::internal::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
+use crate::arguments::parse;
 use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{self, Invocation};
+use crate::invocation::{Invocation, version};
 pub use arguments::Arguments;
 
 /// Clients at a time at most, where no limit is given.
@@ -24,11 +25,10 @@ const MOST_CLIENTS: usize = 1024;
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let version = ["-V", "--version"];
-    if arguments.iter().any(|a| version.iter().any(|v| a == *v)) {
-        return crate::output::report(&invocation::version(invocation));
+    if arguments.iter().any(|a| a == "-V" || a == "--version") {
+        return crate::output::report(&version(invocation));
     }
-    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let arguments: Arguments = parse(invocation, arguments)?;
     arguments.refuse()?;
     if arguments.list {
         return list::run(&arguments);

@@ -11,9 +11,9 @@ use zebu::storage::Queue;
 enum Event {
     /// Print the statistics.
     Statistics,
-    /// To look whether images have grown.
-    LookAgain,
-    /// To end.
+    /// Ask for the sizes of images, which may have grown.
+    Grown,
+    /// End.
     End,
 }
 
@@ -43,12 +43,12 @@ impl Signals {
         &self,
         queue: &Queue,
         print_statistics: impl Fn(),
-        look_again: impl Fn(),
+        ask_sizes: impl Fn(),
     ) {
         loop {
             match self.next(queue).await {
                 Ok(Event::Statistics) => print_statistics(),
-                Ok(Event::LookAgain) => look_again(),
+                Ok(Event::Grown) => ask_sizes(),
                 Ok(Event::End) | Err(_) => return,
             }
         }
@@ -67,7 +67,7 @@ impl Signals {
         }
         Ok(match i32::from(number[0]) {
             libc::SIGUSR1 => Event::Statistics,
-            libc::SIGUSR2 => Event::LookAgain,
+            libc::SIGUSR2 => Event::Grown,
             _ => Event::End,
         })
     }

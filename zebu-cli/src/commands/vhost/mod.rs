@@ -11,9 +11,10 @@ use zebu::storage::Queue;
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
+use crate::arguments::parse;
 use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{self, Invocation};
+use crate::invocation::Invocation;
 pub use arguments::Arguments;
 use arguments::Wanted;
 
@@ -23,7 +24,7 @@ const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", 
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let arguments: Arguments = parse(invocation, arguments)?;
     if arguments.print_capabilities {
         return crate::output::report(CAPABILITIES);
     }

@@ -782,7 +782,7 @@ mod tests {
             Err(other) => panic!("{other:?}"),
             Ok(_) => None,
         };
-        // Two requests find that a block is missing, and supply one each.
+        // Two requests find that a block is missing, and make one each.
         let (one, two) = (needed().unwrap(), needed().unwrap());
         assert_eq!(one, two);
         refcounts.note_space(one);

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, refused, spend,
+    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, Mapping,
+    OpenRequest, StorageId, refused, spend,
 };
 use crate::Result;
 use crate::format::FormatError;
@@ -247,7 +247,7 @@ impl FormatImage for Vdi {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
+        Some(Ok(self.extent(guest, limit)))
     }
 
     fn spend(&self, work: u64) -> Result<()> {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::descriptor::STREAM_TYPE;
 use super::header::SECTOR;
 use super::new_extent::{DESCRIPTOR, DESCRIPTOR_SECTORS, GRAIN_BYTES, Kind, NewExtent};
 use super::open::{MAX_DESCRIPTOR, MAX_EXTENTS};
@@ -70,8 +71,6 @@ const SPLIT: u64 = 2 << 30;
 const MAX_SPARSE: u64 = 64 << 40;
 /// Bytes of the largest disk in pieces.
 const MAX_SPLIT: u64 = MAX_EXTENTS as u64 * SPLIT;
-/// The type of an image whose grains are zlib streams.
-pub(super) const STREAM_TYPE: &str = "streamOptimized";
 /// The type of an image that is not finished.
 const UNFINISHED: &str = "unfinished";
 

@@ -7,6 +7,8 @@
 use crate::printable;
 use crate::{Error, Result};
 
+/// The type of an image whose grains are zlib streams.
+pub const STREAM_TYPE: &str = "streamOptimized";
 /// Bytes of the longest type of an image.
 const MAX_TYPE: usize = 127;
 /// Bytes of the longest name of a parent, as in QEMU.

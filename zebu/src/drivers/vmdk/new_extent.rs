@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::header::{HOSTED_MAGIC, MARKERS, SECTOR, ZERO_GRAINS};
-use super::stream::push_grain;
 use crate::drivers::{BlockLayout, Linear, NewBlocks, make_valid, write_table};
 use crate::format::INCOMPLETE_VERSION;
 use crate::storage::{self, Iov, Queue, Storage, is_zero};
@@ -137,6 +136,14 @@ impl NewExtent {
             }
         }
     }
+}
+
+/// Appends a compressed grain with its marker, in whole sectors. It is at `offset` of the disk.
+pub fn push_grain(bytes: &mut Vec<u8>, offset: u64, data: &[u8]) {
+    bytes.extend((offset / SECTOR).to_le_bytes());
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
 }
 
 /// The error of a file that would be too long.

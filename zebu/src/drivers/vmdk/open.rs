@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::create::STREAM_TYPE;
-use super::descriptor::{self, Identity, Kind, Line};
+use super::descriptor::{self, Identity, Kind, Line, STREAM_TYPE};
 use super::header::{
     self, ESX_MAGIC, FOOTER_BYTES, HEADER_BYTES, HOSTED_MAGIC, HostedHeader, Layout, SECTOR,
 };

@@ -9,7 +9,7 @@ use super::new_extent::{DESCRIPTOR, DESCRIPTOR_SECTORS, Layout, too_long};
 use crate::Result;
 use crate::drivers::CreateValues;
 
-pub use super::new_extent::{GRAIN_BYTES, TABLE};
+pub use super::new_extent::{GRAIN_BYTES, TABLE, push_grain};
 
 /// The name of the image in its descriptor.
 const NAME: &str = "disk.vmdk";
@@ -64,14 +64,6 @@ impl StreamStart {
         bytes.resize(bytes.len() + SECTOR as usize, 0);
         bytes
     }
-}
-
-/// Appends a compressed grain with its marker, in whole sectors. It is at `offset` of the disk.
-pub fn push_grain(bytes: &mut Vec<u8>, offset: u64, data: &[u8]) {
-    bytes.extend((offset / SECTOR).to_le_bytes());
-    bytes.extend((data.len() as u32).to_le_bytes());
-    bytes.extend(data);
-    bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
 }
 
 /// A grain table with its marker, in whole sectors.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, VhdSize, refused, spend,
+    AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, Mapping,
+    OpenRequest, StorageId, VhdSize, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -358,9 +358,6 @@ impl FormatImage for Vpc {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        if let Err(error) = self.spend(LOOKUP_WORK) {
-            return Some(Err(error));
-        }
         match self.with_bitmap(guest) {
             Some((parent, block)) => parent.bitmaps.cached(block, guest, limit).map(Ok),
             None => Some(Ok(self.extent(guest, limit))),

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::ConvertError;
-use super::work::Job;
+use super::{ConvertError, Job};
 use crate::Error;
 use crate::block::Status;
 use crate::storage::Queue;

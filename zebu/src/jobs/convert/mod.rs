@@ -6,24 +6,28 @@
 //! (`pack.rs`). Ranges that need no work according to the mapping are skipped.
 
 mod content;
+mod error;
 mod offload;
 mod output;
 mod pack;
 mod work;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 pub(super) use content::{Content, Part};
+pub use error::ConvertError;
 pub(super) use output::Output;
-use work::Job;
 
-use super::progress::{Chunks, IntoControlFlow, Progress};
+use super::chunks::Chunks;
+use super::packing::Packing;
+use super::progress::{IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
-use super::target::{Packing, Target};
+use super::target::Target;
 use super::workers;
 use crate::block::{BitmapInfo, Device, DirtyBits};
 use crate::storage::EngineKind;
-use crate::{Error, Result, lock};
+use crate::{Result, lock};
 
 /// Bytes that a worker handles at a time, unless the target's clusters are
 /// larger.
@@ -116,56 +120,20 @@ pub enum ConvertEvent {
     },
 }
 
-/// Which side failed, and where.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConvertError {
-    /// The source could not be read.
-    #[error("error while reading at byte {offset}: {source}")]
-    Read {
-        /// Offset in the concatenated sources, in bytes.
-        offset: u64,
-        /// Why.
-        source: Error,
-    },
-    /// The target could not be written.
-    #[error("error while writing at byte {offset}: {source}")]
-    Write {
-        /// Offset in the target, in bytes.
-        offset: u64,
-        /// Why.
-        source: Error,
-    },
-    /// The stream could not be read, or is not what it should be.
-    #[error("error while reading at byte {offset} of the stream: {source}")]
-    Stream {
-        /// How much of the stream was read, in bytes after decompression.
-        offset: u64,
-        /// Why.
-        source: Error,
-    },
-    /// The sources have more than 2^64 bytes together.
-    #[error("the images are too large together")]
-    TooLarge,
-    /// The target does not store compressed data: only qcow2 images without an external data file
-    /// do, and new images with [`NewImage::zlib_block`](super::NewImage::zlib_block).
-    #[error("Compression not supported for this file format")]
-    NotCompressible,
-    /// The I/O engine could not be started.
-    #[error(transparent)]
-    Engine(std::io::Error),
-}
-
-impl ConvertError {
-    fn offset(&self) -> u64 {
-        match self {
-            ConvertError::Read { offset, .. } | ConvertError::Write { offset, .. } => *offset,
-            ConvertError::Stream { .. }
-            | ConvertError::TooLarge
-            | ConvertError::NotCompressible
-            | ConvertError::Engine(_) => 0,
-        }
-    }
+/// What the workers share.
+struct Job {
+    sources: Arc<Vec<Device>>,
+    output: Output,
+    /// What is dirty of the source, in whole clusters of the target; None: all of it.
+    only: Option<DirtyBits>,
+    progress: Chunks<ConvertError>,
+    /// Of data; what is known to be zero is not counted.
+    rate_limiter: RateLimiter,
+    /// Bytes of a chunk: whole clusters of the target.
+    chunk: u64,
+    unreadable: Mutex<Vec<(u64, i32)>>,
+    /// Whether data are offered to the kernel to copy.
+    offload: AtomicBool,
 }
 
 /// Writes the bytes of `sources`, one after the other, to the start of
@@ -174,6 +142,32 @@ impl ConvertError {
 /// `on_progress` is called on this thread at intervals; if it breaks, the job ends with the error
 /// `ECANCELED`. On return everything was written and, unless the target's cache mode says
 /// otherwise, is durable.
+///
+/// ```no_run
+/// use std::ops::ControlFlow;
+///
+/// use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
+/// use zebu::storage::{OpenFile, open_file, set_len};
+/// use zebu::{Device, OpenOptions, Queue, QueueOptions, Source};
+///
+/// # fn is_cancelled() -> bool { false }
+/// let queue = Queue::new(QueueOptions::default())?;
+/// let name = Source::Name("disk.qcow2".into());
+/// let source = Device::open(&queue, &name, &OpenOptions::default())?;
+/// let target = open_file("disk.raw", OpenFile::default().write(true).create(true))?;
+/// queue.block_on(set_len(&*target, &queue, source.size()))?;
+/// let options = ConvertOptions::default();
+/// convert(vec![source], Target::Raw(target), &options, |event| {
+///     if let ConvertEvent::Progress(progress) = event {
+///         println!("{} of {} bytes", progress.done, progress.total);
+///     }
+///     match is_cancelled() {
+///         true => ControlFlow::Break(()),
+///         false => ControlFlow::Continue(()),
+///     }
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// If a source cannot be read, the target cannot be written, or the job is cancelled. The target's

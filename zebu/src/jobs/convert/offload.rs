@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
+use super::Job;
 use super::Target;
 use super::content::{Content, Part};
-use super::work::Job;
 use crate::storage::Queue;
 
 impl Job {

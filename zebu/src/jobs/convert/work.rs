@@ -1,35 +1,14 @@
 //! What the workers of a conversion do with a chunk: read, and hand it to the output.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 
 use super::content::{Content, Part, Piece};
-use super::output::Output;
-use super::{ConvertError, lock};
-use crate::block::{Device, DirtyBits};
+use super::{ConvertError, Job, lock};
 use crate::jobs::join_set::JoinSet;
-use crate::jobs::progress::Chunks;
-use crate::jobs::rate_limiter::RateLimiter;
 use crate::jobs::sequencer::Ticket;
 use crate::jobs::workers::{self, Cursor};
 use crate::storage::{Buffer, Iov, Queue};
-
-/// What the workers share.
-pub(super) struct Job {
-    pub(super) sources: Arc<Vec<Device>>,
-    pub(super) output: Output,
-    /// What is dirty of the source, in whole clusters of the target; None: all of it.
-    pub(super) only: Option<DirtyBits>,
-    pub(super) progress: Chunks<ConvertError>,
-    /// Of data; what is known to be zero is not counted.
-    pub(super) rate_limiter: RateLimiter,
-    /// Bytes of a chunk: whole clusters of the target.
-    pub(super) chunk: u64,
-    pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
-    /// Whether data are offered to the kernel to copy.
-    pub(super) offload: AtomicBool,
-}
 
 impl workers::Job for Job {
     fn cursor(&self) -> &Cursor {

@@ -20,8 +20,9 @@ pub use stream::OutStream;
 
 use super::convert::{self, ConvertError, ConvertEvent, ConvertOptions};
 use super::create::CreateQcow2;
+use super::packing::Packing;
 use super::progress::{IntoControlFlow, Progress};
-use super::target::{Packing, Target};
+use super::target::Target;
 use super::workers;
 use crate::block::Device;
 use crate::codec;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use crate::Error;
 use crate::jobs::channel::Channel;
 use crate::lock;
 use crate::storage::Buffer;
@@ -255,4 +256,9 @@ fn write_all(
         true => Ok(()),
         false => sink.finish(),
     }
+}
+
+/// The error of what is not as it was planned.
+pub fn changed() -> Error {
+    Error::Refused("The source has changed while it was converted".into())
 }

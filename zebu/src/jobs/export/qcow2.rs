@@ -11,7 +11,7 @@ use crate::format::{
 use crate::jobs::convert::ConvertError;
 use crate::jobs::create::{CreateQcow2, Preallocation};
 use crate::jobs::measure::{Qcow2Target, refcount_clusters};
-use crate::jobs::target::Packing;
+use crate::jobs::packing::Packing;
 use crate::storage::Queue;
 use crate::{Error, Result};
 

@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::pipe::{Pipe, Slice};
+use super::pipe::{Pipe, Slice, changed};
 use super::qcow2::{Layout, Places, Stored};
 use super::vmdk::Grains;
+use crate::Result;
 use crate::drivers::vmdk::stream::StreamStart;
-use crate::jobs::target::Packing;
+use crate::jobs::packing::Packing;
 use crate::lock;
 use crate::storage::Buffer;
-use crate::{Error, Result};
 
 /// Bytes of a grain of a VMDK.
 pub use crate::drivers::vmdk::stream::GRAIN_BYTES;
@@ -243,11 +243,6 @@ impl std::fmt::Debug for OutStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OutStream").finish_non_exhaustive()
     }
-}
-
-/// The error of what is not as it was planned.
-pub fn changed() -> Error {
-    Error::Refused("The source has changed while it was converted".into())
 }
 
 impl InLayout {

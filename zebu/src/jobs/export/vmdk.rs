@@ -1,8 +1,7 @@
 //! A streamOptimized VMDK that is written in order: header, descriptor, grains with their tables,
 //! directory, footer.
 
-use super::pipe::Pipe;
-use super::stream::changed;
+use super::pipe::{Pipe, changed};
 use crate::Result;
 use crate::drivers::vmdk::header::SECTOR;
 use crate::drivers::vmdk::stream::{

@@ -24,9 +24,10 @@ use work::Job;
 
 use super::channel::Channel;
 use super::convert::{ConvertError, ConvertEvent, ConvertOptions, Output};
+use super::packing::Packing;
 use super::progress::IntoControlFlow;
 use super::rate_limiter::RateLimiter;
-use super::target::{Packing, Target};
+use super::target::Target;
 use super::workers::{self, Cursor};
 use crate::block::{Device, Preallocation};
 use crate::storage::{self, EngineKind};

@@ -13,8 +13,8 @@ use super::watch::Watches;
 use super::workers::Workers;
 use super::{Completion, Engine, Interest, Notify, Token};
 
-/// How often the polling thread yields before it sleeps: about ten microseconds, in which at depth
-/// 32 a request ends.
+/// How often the polling thread yields before it sleeps: with many requests in flight one ends
+/// meanwhile, which saves the wake-up.
 const POLLER_YIELDS: u32 = 4;
 
 /// The engine.

@@ -21,8 +21,8 @@ const IDLE: Duration = match cfg!(test) {
     true => Duration::from_millis(20),
     false => Duration::from_secs(10),
 };
-/// How often a worker without work yields before it sleeps: about ten microseconds, in which at
-/// depth 32 the next request comes.
+/// How often a worker without work yields before it sleeps: with many requests in flight the next
+/// one comes meanwhile, which saves the wake-up.
 const YIELDS: u32 = 32;
 
 /// The workers of an engine. They are started when there is work for them, and end with this.

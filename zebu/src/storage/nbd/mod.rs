@@ -127,11 +127,6 @@ unsafe impl Storage for Nbd {
         Ok(self.client.size())
     }
 
-    fn allocated(&self) -> io::Result<u64> {
-        // The protocol cannot tell.
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
     fn nbd(&self) -> Option<&Nbd> {
         Some(self)
     }

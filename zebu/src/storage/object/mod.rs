@@ -208,9 +208,4 @@ unsafe impl Storage for Object {
     fn len(&self) -> io::Result<u64> {
         Ok(self.client.length())
     }
-
-    fn allocated(&self) -> io::Result<u64> {
-        // Servers do not tell.
-        Err(io::ErrorKind::Unsupported.into())
-    }
 }

@@ -14,6 +14,16 @@ struct JoinState<T> {
 }
 
 /// The result of a spawned future.
+///
+/// ```
+/// use zebu::{Queue, QueueOptions};
+///
+/// let queue = Queue::new(QueueOptions::default())?;
+/// let handle = queue.spawn(async { 2 + 2 });
+/// assert_eq!(queue.block_on(handle), 4);
+/// queue.spawn(std::future::pending::<()>()).abort();
+/// # std::io::Result::Ok(())
+/// ```
 pub struct Handle<T> {
     state: Rc<JoinState<T>>,
     /// The task, if it may be aborted: its queue, index and serial number.

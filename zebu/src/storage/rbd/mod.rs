@@ -161,14 +161,9 @@ unsafe impl Storage for Rbd {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let dropped = &self.shared.dropped;
-        let range = range_of(kind, offset, length);
-        if dropped.allow(&range) {
-            return operation::start(&self.shared, kind, offset, length, memory);
-        }
-        let (shared, memory) = (self.shared.clone(), memory.cloned());
-        dropped.start_later(range, move || {
-            operation::start(&shared, kind, offset, length, memory.as_ref())
+        let (shared, range) = (self.shared.clone(), range_of(kind, offset, length));
+        self.shared.dropped.start(range, memory, move |memory| {
+            operation::start(&shared, kind, offset, length, memory)
         })
     }
 
@@ -179,10 +174,5 @@ unsafe impl Storage for Rbd {
     fn len(&self) -> io::Result<u64> {
         let size = self.shared.image.size();
         size.map_err(|errno| self.shared.error("tell the size", errno))
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        // As with QEMU: it would have to be counted.
-        Err(io::ErrorKind::Unsupported.into())
     }
 }

@@ -129,15 +129,13 @@ unsafe impl Storage for Ssh {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let dropped = &self.client.shared.dropped;
-        let range = range_of(kind, offset, length);
-        if dropped.allow(&range) {
-            return operation::start(&self.client, kind, offset, length, memory);
-        }
-        let (client, memory) = (self.client.clone(), memory.cloned());
-        dropped.start_later(range, move || {
-            operation::start(&client, kind, offset, length, memory.as_ref())
-        })
+        let (client, range) = (self.client.clone(), range_of(kind, offset, length));
+        self.client
+            .shared
+            .dropped
+            .start(range, memory, move |memory| {
+                operation::start(&client, kind, offset, length, memory)
+            })
     }
 
     fn properties(&self) -> &Properties {
@@ -146,11 +144,6 @@ unsafe impl Storage for Ssh {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.client.length())
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        // The protocol cannot tell.
-        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn stamp(&self) -> Option<io::Result<FileStamp>> {

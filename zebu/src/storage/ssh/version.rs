@@ -7,7 +7,8 @@ use super::client::{Answer, Client, Request};
 use super::packet::Packet;
 use crate::storage::{CacheIdentity, Words};
 
-/// How long ago the last change must be: servers tell whole seconds, and have clocks of their own.
+/// How long ago the last change must be, so that a later one has another time: servers tell whole
+/// seconds, and their clocks may differ.
 const OLD: Duration = Duration::from_secs(600);
 
 impl Client {

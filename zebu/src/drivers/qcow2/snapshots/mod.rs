@@ -62,7 +62,7 @@ impl Image {
     }
 
     /// Logs a failure to free space after the header write that made a change
-    /// valid. To return the error would say that nothing has changed.
+    /// valid. An error would mean that nothing has changed.
     pub(super) fn log_not_freed(&self, freed: Result<()>) {
         if let Err(error) = freed {
             tracing::warn!("space that is not needed any more is not freed: {error}");

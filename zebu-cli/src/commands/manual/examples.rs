@@ -1,13 +1,34 @@
 //! Examples of the commands, in the help and in the man pages. Those of a command can be run one after
 //! the other where its files are.
 
+use std::fmt::Write;
+
+use clap::Command;
+
 /// What is done, and the line of a shell that does it.
 pub type Example = (&'static str, &'static str);
 
 /// The examples of a command; none if it has none.
-pub fn of(command: &str) -> &'static [Example] {
+pub fn examples_of(command: &str) -> &'static [Example] {
     let found = EXAMPLES.iter().find(|entry| entry.0 == command);
     found.map_or(&[], |entry| entry.1)
+}
+
+/// The command with its examples at the end of the help.
+pub fn with_examples(command: Command, name: &str) -> Command {
+    let list = examples_of(name);
+    if list.is_empty() {
+        return command;
+    }
+    let mut text = String::new();
+    if let Some(before) = command.get_after_help() {
+        let _ = writeln!(text, "{before}\n");
+    }
+    text.push_str("Examples:");
+    for (what, line) in list {
+        let _ = write!(text, "\n  # {what}\n  {line}");
+    }
+    command.after_help(text)
 }
 
 const EXAMPLES: &[(&str, &[Example])] = &[

@@ -15,9 +15,11 @@ use std::ffi::OsString;
 
 use clap::{Arg, Command, Parser};
 
+use crate::arguments::parse;
+use crate::commands::{self, manual};
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{self, Invocation};
-use crate::{commands, manual, output};
+use crate::invocation::Invocation;
+use crate::output;
 use line::Line;
 
 /// The scripts.
@@ -37,7 +39,7 @@ pub struct Arguments {
 
 /// Runs the command `completions`: prints the script of a shell.
 pub fn print(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let arguments: Arguments = parse(invocation, arguments)?;
     let [shell] = &arguments.names[..] else {
         return Err(Failure::new("Expecting a shell: bash, zsh or fish").with_hint());
     };

@@ -2,11 +2,10 @@
 //!
 //! The pages come from the same definitions as the help. The command `manual` writes them to a folder.
 
-mod examples;
+pub mod examples;
 mod texts;
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::ops::{Range, RangeInclusive};
@@ -17,38 +16,20 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use zebu::internal::printable;
 
-use crate::commands;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::{
-    self, Invocation, help_of_operands, with_command_options, with_common_options, with_usage,
+use super::definitions;
+use crate::arguments::{
+    help_of_operands, parse, with_command_options, with_common_options, with_usage,
 };
-use examples::Example;
+use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
+use examples::{Example, examples_of};
 use texts::Entry;
-
-pub use examples::of as examples_of;
 
 /// The name of the program.
 const PROGRAM: &str = "zebu";
 
 /// What it is.
 const ABOUT: &str = "disk image utility, compatible with qemu-img, qemu-io and qemu-nbd";
-
-/// The command with its examples at the end of the help.
-pub fn with_examples(command: Command, name: &str) -> Command {
-    let list = examples_of(name);
-    if list.is_empty() {
-        return command;
-    }
-    let mut text = String::new();
-    if let Some(before) = command.get_after_help() {
-        let _ = writeln!(text, "{before}\n");
-    }
-    text.push_str("Examples:");
-    for (what, line) in list {
-        let _ = write!(text, "\n  # {what}\n  {line}");
-    }
-    command.after_help(text)
-}
 
 /// Write the man pages to a folder
 #[derive(Parser)]
@@ -61,7 +42,7 @@ pub struct Arguments {
 /// Runs the command `manual`: writes the pages to a folder. The date that they have is an argument, so that
 /// they are the same bytes whenever they are written.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let arguments: Arguments = parse(invocation, arguments)?;
     let (folder, date) = match &arguments.names[..] {
         [folder] if !folder.is_empty() => (folder, String::new()),
         [folder, date] if !folder.is_empty() => (folder, date.to_string_lossy().into_owned()),
@@ -124,7 +105,7 @@ fn pages() -> Vec<Page> {
         definition: definition(),
         operands: None,
     }];
-    for (command, operands, definition) in commands::definitions() {
+    for (command, operands, definition) in definitions() {
         let name = format!("{PROGRAM} {command}");
         let help = help_of_operands(&definition).unwrap_or_default();
         all.extend(definition.get_subcommands().map(|sub| Page {
@@ -146,7 +127,7 @@ fn pages() -> Vec<Page> {
 
 /// The program, with its commands.
 pub fn definition() -> Command {
-    let commands = commands::definitions().map(|(_, _, definition)| definition);
+    let commands = definitions().map(|(_, _, definition)| definition);
     with_common_options(Command::new(PROGRAM), PROGRAM)
         .about(ABOUT)
         .override_usage(format!(
