@@ -88,27 +88,6 @@ fn close_keeps_data_written_past_the_end_of_the_file() {
 }
 
 #[test]
-fn close_keeps_clusters_past_the_end_of_the_file() {
-    let mut place = Place::new();
-    place.done(
-        By::Qemu,
-        "create -q -f qcow2 -o preallocation=metadata a 4M",
-    );
-    let file = place.file("a");
-    file.set_len(2 << 20).expect("cut");
-    // A write in place past the end of the file, then an allocating write before it.
-    let commands = [
-        "write -P 7 3M 64k",
-        "discard 2560k 64k",
-        "flush",
-        "write -P 5 2560k 4k",
-    ];
-    place.io(By::Zebu, "-f qcow2 -d unmap a", &commands);
-    let commands = ["read -P 7 3M 64k", "read -P 5 2560k 4k"];
-    place.io(By::Qemu, "-f qcow2 a", &commands);
-}
-
-#[test]
 fn copy_on_write_ends_at_the_end_of_the_disk() {
     for options in ["compat=1.1", "compat=0.10", "extended_l2=on"] {
         let mut place = Place::new();

@@ -355,7 +355,11 @@ impl Check<'_> {
     /// Reports data past the end of the external data file.
     fn check_data_file(&mut self, host: u64, times: u64) {
         // It is as long as the disk at least, and host offsets are those of the disk.
-        let end = (host + self.metadata.geometry.cluster_size()).min(self.metadata.header.size);
+        let size = self.metadata.header.size;
+        let mut end = host + self.metadata.geometry.cluster_size();
+        if host < size {
+            end = end.min(size);
+        }
         if (self.metadata.data_len).is_some_and(|length| length < end) {
             self.corrupt(CheckMessage::OutsideDataFile { offset: host }, times);
         }

@@ -317,7 +317,7 @@ impl Counted {
         let mut counts = check.counts;
         if let Some(writable) = check.writable {
             counts.lacks(writable.outside());
-            counts.avoid(writable.reserved(&stored));
+            counts.avoid(writable.reserved(stored.blocks()));
         }
         Counted {
             report: check.report,

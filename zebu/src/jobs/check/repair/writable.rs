@@ -2,7 +2,6 @@
 //! data: a change of the table would destroy the data.
 
 use super::super::Writer;
-use super::super::refcounts::StoredRefcounts;
 use super::super::uses::{Use, Uses};
 use crate::Result;
 use crate::format::Geometry;
@@ -58,13 +57,14 @@ impl Writable {
         self.outside.is_empty()
     }
 
-    /// Clusters that a repair must not allocate although they have no counted references.
-    pub(super) fn reserved(self, stored: &StoredRefcounts) -> Vec<(u64, u64)> {
+    /// Clusters that a repair must not allocate although they have no counted references. `blocks`
+    /// are the offsets of the stored refcount blocks.
+    pub(super) fn reserved(self, blocks: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
         let bits = self.geometry.cluster_bits();
         let mut reserved = self.outside;
         // Blocks that are not counted, because their entry is damaged, are
         // what the image goes by until the header names others.
-        reserved.extend(stored.blocks().map(|at| (at >> bits, (at >> bits) + 1)));
+        reserved.extend(blocks.map(|at| (at >> bits, (at >> bits) + 1)));
         reserved
     }
 
