@@ -16,7 +16,7 @@ use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::{Gate, Ranges, inflate};
 use crate::format::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header,
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header, HostOffset,
     INCOMPATIBLE_CORRUPT, L1Entry, L2Entry, Replacement,
 };
 use crate::storage::{self, Queue};
@@ -349,15 +349,22 @@ impl Image {
                 }
             }
         }
+        let mut inflated = BTreeSet::new();
         for table in tables {
-            self.refuse_cut_data(queue, table).await?;
+            self.refuse_cut_data(queue, table, &mut inflated).await?;
         }
         Ok(())
     }
 
     /// Refuses an L2 table that maps data past the end of the file. Of compressed data the file may
-    /// lack a part of the last sector, if they can be read without it.
-    async fn refuse_cut_data(&self, queue: &Queue, table: u64) -> Result<()> {
+    /// lack a part of the last sector, if they can be read without it. `inflated` has the offsets of
+    /// those that were looked at: many entries of a damaged image may refer to one.
+    async fn refuse_cut_data(
+        &self,
+        queue: &Queue,
+        table: u64,
+        inflated: &mut BTreeSet<HostOffset>,
+    ) -> Result<()> {
         let size = self.geometry.cluster_size();
         let bytes = storage::read_vec(&*self.file, queue, table, size as usize).await?;
         for index in 0..self.geometry.l2_entries() {
@@ -367,9 +374,10 @@ impl Image {
                 Ok(ClusterKind::Data { host }) if !self.geometry.has_data_file() => {
                     (host, !self.is_past_end(host.0)?)
                 }
-                Ok(ClusterKind::Compressed(cluster)) => {
-                    (cluster.offset, self.has_compressed(queue, cluster).await?)
-                }
+                Ok(ClusterKind::Compressed(cluster)) => (
+                    cluster.offset,
+                    self.has_compressed(queue, cluster, inflated).await?,
+                ),
                 _ => continue,
             };
             if !is_there {
@@ -383,13 +391,19 @@ impl Image {
     }
 
     /// Whether the file has the data of a compressed cluster, by its length or by inflating them.
-    async fn has_compressed(&self, queue: &Queue, cluster: CompressedCluster) -> Result<bool> {
+    /// All that are inflated end in one sector, so the offset tells them apart.
+    async fn has_compressed(
+        &self,
+        queue: &Queue,
+        cluster: CompressedCluster,
+        inflated: &mut BTreeSet<HostOffset>,
+    ) -> Result<bool> {
         let declared = self.compressed_data(cluster);
         match self.check_compressed(0, declared) {
-            Ok(there) if there == declared => Ok(true),
+            Ok(there) if there == declared || !inflated.insert(there.host) => Ok(true),
             Ok(there) => match inflate(queue, &*self.file, 0, there).await {
                 Err(Error::Compressed { .. }) => Ok(false),
-                inflated => inflated.map(|_| true),
+                result => result.map(|_| true),
             },
             Err(Error::Corrupt { .. }) => Ok(false),
             Err(error) => Err(error),

@@ -17,7 +17,7 @@ const L2_RESERVED: u64 = !(OFFSET_MASK | COPIED | COMPRESSED | ZERO);
 /// Unaligned L2 tables that are read at most. They may overlap, so the length of the file does not
 /// bound their number.
 const UNALIGNED: u32 = 64;
-/// Compressed clusters that may end in the last sector of the file.
+/// Compressed clusters that may end in the last sector of the file: more have no room there.
 const CUT_STREAMS: usize = 512;
 
 /// The place of an L1 table.
@@ -397,9 +397,11 @@ impl Check<'_> {
         if inside == 0 || inside == length {
             return self.count(Use::Data, offset, length, times);
         }
-        if last_sector < self.file_len {
+        let key = (offset, inside);
+        let has_room = self.cut_streams.len() < CUT_STREAMS || self.cut_streams.contains_key(&key);
+        if last_sector < self.file_len && has_room {
             // All of the stream may be there nevertheless.
-            *self.cut_streams.entry((offset, inside)).or_default() += times;
+            *self.cut_streams.entry(key).or_default() += times;
         } else {
             self.count_outside(self.file_len, length - inside, times);
         }
@@ -410,11 +412,9 @@ impl Check<'_> {
     /// read without it.
     pub(super) async fn check_cut_streams(&mut self) -> Result<()> {
         let inflater = inflater(&self.metadata.header);
-        for (nth, ((offset, length), times)) in take(&mut self.cut_streams).into_iter().enumerate()
-        {
+        for ((offset, length), times) in take(&mut self.cut_streams) {
             let source = self.reader.read(offset, length).await?;
-            // More than a sector has room for are damage.
-            if nth >= CUT_STREAMS || inflater.inflated(source, true).await.is_err() {
+            if inflater.inflated(source, true).await.is_err() {
                 self.count_outside(self.file_len, 1, times);
             }
         }
