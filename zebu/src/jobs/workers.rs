@@ -88,15 +88,15 @@ impl Cursor {
         self.done.fetch_add(to - from, Ordering::Relaxed);
     }
 
-    /// Skips `from..to`, which needs no work, if none of it is taken.
+    /// Skips what is not taken of `from..to`, which needs no work, if all before it is taken.
     pub(super) fn skip(&self, from: u64, to: u64) {
-        let skipped = to > from
-            && self
-                .next
-                .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        if skipped {
-            self.add(from, to);
+        let skipped = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                (from..to).contains(&next).then_some(to)
+            });
+        if let Ok(next) = skipped {
+            self.add(next, to);
         }
     }
 
@@ -338,15 +338,19 @@ mod tests {
         assert_eq!(first, 0..2);
         cursor.skip(2, 5);
         assert_eq!(cursor.take(|at| at + 2), Some(5..7));
-        // Too late: these bytes are claimed already.
-        cursor.skip(2, 9);
-        cursor.skip(5, 9);
+        // These bytes are claimed already.
+        cursor.skip(2, 7);
+        // Something before these is not claimed.
+        cursor.skip(8, 9);
         // Backwards, or empty.
         cursor.skip(7, 7);
         cursor.skip(7, 6);
-        assert_eq!(cursor.take(|at| at + 3), Some(7..10));
+        assert_eq!(cursor.take(|at| at + 1), Some(7..8));
+        // A part of these is claimed.
+        cursor.skip(5, 9);
+        assert_eq!(cursor.take(|at| at + 1), Some(9..10));
         assert_eq!(cursor.take(|at| at + 1), None);
-        for chunk in [0..2, 5..7, 7..10] {
+        for chunk in [0..2, 5..7, 7..8, 9..10] {
             cursor.add(chunk.start, chunk.end);
         }
         assert_eq!(cursor.progress().done, 10);
