@@ -3,7 +3,6 @@
 use std::ffi::{OsStr, c_int};
 use std::str::FromStr;
 
-use zebu::names::parse_size;
 use zebu::qcow2::SnapshotName;
 use zebu::{
     CacheMode, Device, EngineKind, Format, Limits, OpenOptions, Policy, Queue, SharedDevice,
@@ -125,14 +124,8 @@ fn cache_mode(text: Text) -> Result<CacheMode> {
 /// `virtual-size=1T,work=64G`.
 fn parse_limits(text: &str) -> Result<Limits> {
     let mut limits = Limits::default();
-    for setting in text.split(',').filter(|setting| !setting.is_empty()) {
-        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-        let limit = limits
-            .by_name(name)
-            .ok_or_else(|| Failure::misuse(&format!("There is no limit '{name}'")))?;
-        *limit = parse_size(value)
-            .map_err(|_| Failure::misuse(&format!("'{value}' is no value for '{name}'")))?;
-    }
+    let parsed = limits.set_from(text);
+    parsed.map_err(|message| Failure::misuse(&message))?;
     Ok(limits)
 }
 

@@ -10,7 +10,7 @@ use zebu::Limits;
 use zebu::block::{OpenOptions, Policy};
 
 use crate::failure::Failure;
-use crate::{block_cache, objects, size};
+use crate::{block_cache, objects};
 
 /// The option's name, without dashes.
 pub const NAME: &str = "untrusted";
@@ -29,15 +29,8 @@ static LIMITS: Mutex<Option<Limits>> = Mutex::new(None);
 pub fn set(value: &str) -> Result<(), Failure> {
     let mut kept = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut limits = kept.unwrap_or_default();
-    for setting in value.split(',').filter(|s| !s.is_empty()) {
-        let (name, text) = setting.split_once('=').unwrap_or((setting, ""));
-        let limit = limits.by_name(name).ok_or_else(|| {
-            Failure::new(format!("--{NAME}: there is no limit '{name}'")).with_hint()
-        })?;
-        *limit = size::parse(text).map_err(|_| {
-            Failure::new(format!("--{NAME}: '{text}' is no value for '{name}'")).with_hint()
-        })?;
-    }
+    let wrong = |message| Failure::new(format!("--{NAME}: {message}")).with_hint();
+    limits.set_from(value).map_err(wrong)?;
     *kept = Some(limits);
     Ok(())
 }

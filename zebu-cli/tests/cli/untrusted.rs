@@ -185,7 +185,7 @@ fn positions_of_the_option() {
     refused(lab.zebu_called("qemu-io", &["--untrusted=chain=2", "-r", "backed"]));
     assert!(!watch.was_opened());
     for (value, words) in [
-        ("--untrusted=nothing=1", "there is no limit 'nothing'"),
+        ("--untrusted=nothing=1", "There is no limit 'nothing'"),
         ("--untrusted=chain=x", "'x' is no value for 'chain'"),
         ("--untrusted=chain", "'' is no value for 'chain'"),
     ] {
