@@ -34,11 +34,8 @@ checks() {
     python3 scripts/sbom.py --check
     # The crates can be packed; building them from that is for releases.
     cargo package --workspace --exclude zebu-bench --exclude zebu-sim --exclude zebu-public-api --no-verify --allow-dirty --quiet
-    # The library alone.
-    cargo check -p zebu --no-default-features --quiet
-    # What threads share, in many interleavings, under a scheduler.
-    RUSTC_WORKSPACE_WRAPPER='' cargo --config profile.dev.package.zebu.opt-level=0 test -p zebu \
-        --no-default-features --features interleavings --lib --quiet interleavings
+    # The library alone; and what threads share, in many interleavings, under a scheduler.
+    cargo test -p zebu --no-default-features --features interleavings --lib --quiet interleavings
 }
 
 # Most tests wait for other programs, and the end of the build and the checks use what they leave of

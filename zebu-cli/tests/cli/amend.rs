@@ -158,7 +158,7 @@ fn sizes() {
     }
     pair.fail(&["amend", "-o", "size=1000", "a.qcow2"]);
     let pair = Pair::new("create a.qcow2 5M; random a.qcow2 4 30 w; img snapshot -c s a.qcow2");
-    for options in ["size=8M", "size=1M", "refcount_bits=2", "refcount_bits=64"] {
+    for options in ["size=8M", "size=1M", "refcount_bits=64", "refcount_bits=2"] {
         amend(&pair, options);
     }
     pair.fail(&["amend", "-o", "compat=0.10", "a.qcow2"]);
