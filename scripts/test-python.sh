@@ -15,7 +15,7 @@ venv=$target/venv-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:
 
 [ -x "$venv/bin/maturin" ] || {
     "$python" -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check maturin pytest mypy fsspec
+    "$venv/bin/pip" install --quiet --disable-pip-version-check maturin pytest mypy fsspec pyarrow
 }
 # The licences of the crates, which wheels have as well.
 host=$(rustc -vV | sed -n 's/^host: //p')
