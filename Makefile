@@ -65,4 +65,5 @@ packages:
 
 deny:
 	cargo deny check
-	cargo deny --manifest-path bindings/python/Cargo.toml check --config deny.toml
+	cargo deny --manifest-path bindings/python/Cargo.toml --config deny.toml check
+	cargo deny --manifest-path bindings/vmm/Cargo.toml --config deny.toml check
