@@ -10,6 +10,7 @@ mod event_loop;
 mod examples;
 mod file_from_fd;
 mod format_header;
+mod holes;
 mod jobs_cancelled;
 mod layers;
 #[cfg(feature = "tls")]
