@@ -479,6 +479,22 @@ fn sigraise_and_abort() {
     assert!([0, 3].contains(&check.status), "{check:#?}");
 }
 
+/// Regression: without a cache mode writes were not durable before a flush.
+#[test]
+fn writes_are_durable_by_default() {
+    for mode in [&[][..], &["-t", "writethrough"], &["-t", "directsync"]] {
+        let pair = Pair::new("create x.qcow2 4M");
+        let script = ["-c", "write -P 9 1M 64k", "-c", "abort", "x.qcow2"];
+        let args = [mode, &script].concat();
+        pair.ours.zebu_io(&args);
+        pair.theirs.qemu_io(&args);
+        for lab in [&pair.ours, &pair.theirs] {
+            lab.qemu_io(&["-r", "-c", "read -P 9 1M 64k", "x.qcow2"])
+                .ok("after a crash");
+        }
+    }
+}
+
 #[test]
 fn dirty_images_are_repaired_on_opening() {
     let recipe = "create -o lazy_refcounts=on lazy.qcow2 4M; \

@@ -28,8 +28,8 @@ pub struct Opening {
     pub force_share: bool,
     /// Ignore discards (`-d ignore`), unless the options of the image enable them.
     pub ignore_discards: bool,
-    /// The cache mode (`-t`, `-n`).
-    pub cache: CacheMode,
+    /// The cache mode (`-t`, `-n`), if one is given.
+    pub cache: Option<CacheMode>,
     /// The engine (`-i`, `-k`); None: the best there is.
     pub engine: Option<EngineKind>,
 }
@@ -44,10 +44,10 @@ impl Opening {
             's' => self.snapshot = true,
             'C' => self.copy_on_read = true,
             'U' => self.force_share = true,
-            'n' => self.cache = CacheMode::None,
+            'n' => self.cache = Some(CacheMode::None),
             'k' => self.engine = Some(EngineKind::Native),
             't' => match value.parse() {
-                Ok(cache) => self.cache = cache,
+                Ok(cache) => self.cache = Some(cache),
                 Err(()) => return Some(Err(format!("Invalid cache option: {value}"))),
             },
             'i' => match value.parse() {
@@ -62,6 +62,11 @@ impl Opening {
             _ => return None,
         }
         Some(Ok(()))
+    }
+
+    /// The cache mode. By default each write is durable when it has ended, as in qemu-io.
+    pub fn cache(&self) -> CacheMode {
+        self.cache.unwrap_or(CacheMode::WriteThrough)
     }
 
     /// The message that it cannot be opened.

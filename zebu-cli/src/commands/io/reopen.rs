@@ -103,7 +103,7 @@ impl Flags {
             opening.read_only = read_only;
         }
         if let Some(cache) = self.cache {
-            opening.cache = cache;
+            opening.cache = Some(cache);
             opening.changes.retain(|(k, _)| !k.starts_with("cache."));
         }
         let format = image.device.top().format();

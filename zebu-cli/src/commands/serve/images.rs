@@ -179,7 +179,7 @@ impl ImageArguments {
             name: (!self.image_opts).then(|| name.into()),
             options: self.image_opts.then(|| name.into()),
             format: self.format.clone(),
-            cache: options.cache,
+            cache: Some(options.cache),
             ..Opening::default()
         };
         Overlay::new(&opening)
