@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 
+use crate::common::pair::Pair;
 use crate::common::{Lab, beyond_qemu, part, testing_qemu};
 
 fn cut(lab: &Lab, name: &str, length: u64) {
@@ -85,6 +86,47 @@ fn data_files_made_by_qemu_are_accepted() {
         }
     }
     println!("cases: {cases} states of images of QEMU");
+}
+
+/// Regression: what a larger size added was not mapped. After a crash before the mapping was durable
+/// the image read zeroes where the data file has data.
+#[test]
+fn what_growth_adds_of_a_raw_data_file_is_mapped() {
+    let cluster_sizes = ["", ",cluster_size=4k", ",cluster_size=2M"];
+    for options in part(3, cluster_sizes) {
+        let pair = Pair::new(&format!(
+            "create -o data_file=d,data_file_raw=on{options} x.q 1000k; create top.q 3M"
+        ));
+        let same = |what: &str| {
+            for lab in [&pair.ours, &pair.theirs] {
+                let map = lab.qemu_img(&["map", "--output=json", "x.q"]).ok(what);
+                let map: serde_json::Value = serde_json::from_str(&map.out).expect("JSON");
+                let mut runs = map.as_array().expect("a list").iter();
+                assert!(runs.all(|run| run["present"] == true), "{what}: {map}");
+            }
+            pair.assert_alike(&["x.q"], what);
+        };
+        pair.succeed(&["resize", "-q", "x.q", "1300k"]);
+        same("resize");
+        pair.same_io(&["x.q"], "truncate 2M");
+        same("truncate");
+        pair.succeed(&["amend", "-o", "size=2500k", "x.q"]);
+        same("amend");
+        pair.succeed(&["rebase", "-q", "-u", "-b", "x.q", "-F", "qcow2", "top.q"]);
+        pair.succeed(&["commit", "-q", "top.q"]);
+        same("commit");
+        let script = [
+            "-t",
+            "writeback",
+            "-c",
+            "write -P 7 2800k 64k",
+            "-c",
+            "abort",
+        ];
+        pair.ours.zebu_io(&[&script[..], &["x.q"]].concat());
+        let compare = ["compare", "-f", "raw", "-F", "qcow2", "d", "x.q"];
+        pair.ours.qemu_img(&compare).ok("after a crash");
+    }
 }
 
 #[test]

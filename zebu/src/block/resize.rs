@@ -56,7 +56,8 @@ fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
 impl Device {
     /// Gives the disk another size in bytes, a multiple of 512. What is behind a smaller end is
     /// lost. What a larger size adds reads as zeroes, and is preallocated according to
-    /// `preallocation`. Durable on return; of a raw image with the next flush.
+    /// `preallocation`; with a raw data file it is always mapped. Durable on return; of a raw image
+    /// with the next flush.
     ///
     /// # Errors
     ///
@@ -202,6 +203,12 @@ impl Device {
             let error = Error::os(libc::EFBIG);
             return Err(error.during("Failed to grow the L1 table"));
         }
+        // A raw data file is the disk, whatever becomes of mappings that are not durable yet: all of
+        // it is mapped, as in a new image.
+        let preallocation = match preallocation {
+            Preallocation::Off if image.header().is_data_file_raw() => Preallocation::Metadata,
+            other => other,
+        };
         image.announce(queue, 0..0).await?;
         let data_len = match image.header().has_data_file() {
             true => Some(image.data().len()?),
