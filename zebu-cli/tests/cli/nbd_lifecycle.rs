@@ -1,7 +1,7 @@
 //! Start and end of the NBD server: requests in flight at SIGTERM, flushed data after SIGKILL, locks
 //! against a second server, logs, statistics, daemon mode, and no CPU time while idle.
 
-use std::process::Command as Program;
+use std::process::{Command as Program, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::server::{Raw, Server, assert_sleeps, wait_until};
@@ -189,6 +189,37 @@ fn connections_and_statistics_are_logged() {
     server.stop();
     assert_eq!(server.log().matches("write: 10 requests").count(), 2);
     assert!(server.log().contains("l2 cache:"));
+}
+
+/// Regression: the server ended with a panic when its log could not be written, and waited for a full
+/// pipe with statistics.
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let (unread, blocked) = std::io::pipe().unwrap();
+    let (_, broken) = std::io::pipe().unwrap();
+    for log in [full.unwrap().into(), blocked.into(), Stdio::from(broken)] {
+        let lab = Lab::new();
+        lab.make("create x.qcow2 16M");
+        let args = ["-t", "-e", "4", "--stats", "x.qcow2"];
+        let mut server = Server::start_logging(&lab, &args, log);
+        // More than there is room for in a pipe.
+        for _ in 0..1000 {
+            server.signal("USR1");
+        }
+        for n in 0..4 {
+            let mut raw = Raw::with_export(&server, "", Headers::Structured);
+            let write = request(Command::Write, n, n * BLOCK, BLOCK);
+            raw.ask(&write, &[3; BLOCK as usize]);
+        }
+        server.stop();
+        lab.qemu_io(&["-r", "-c", "read -P 3 0 16k", "x.qcow2"])
+            .ok("acknowledged writes");
+    }
+    drop(unread);
 }
 
 #[test]

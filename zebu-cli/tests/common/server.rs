@@ -91,10 +91,16 @@ pub struct Server {
 impl Server {
     /// Serves at `nbd.sock` in the lab; waits until it listens.
     pub fn start(lab: &Lab, args: &[&str]) -> Server {
+        let log = fs::File::create(lab.path("server.log")).unwrap();
+        Self::start_logging(lab, args, log)
+    }
+
+    /// The same; the log goes elsewhere.
+    pub fn start_logging(lab: &Lab, args: &[&str], log: impl Into<Stdio>) -> Server {
         let socket = lab.path("nbd.sock");
         let mut all = vec!["nbd", "-v", "-k", socket.to_str().unwrap()];
         all.extend(args);
-        let server = Self::spawn(lab, &all);
+        let server = Self::spawn_logging(lab, &all, log);
         wait_until("the server listens", || {
             UnixStream::connect(&server.socket).is_ok() || server.has_ended()
         });
@@ -104,19 +110,23 @@ impl Server {
 
     /// Runs the program under test with any arguments, in the background.
     pub fn spawn(lab: &Lab, args: &[&str]) -> Server {
-        let log = lab.path("server.log");
+        let log = fs::File::create(lab.path("server.log")).unwrap();
+        Self::spawn_logging(lab, args, log)
+    }
+
+    fn spawn_logging(lab: &Lab, args: &[&str], log: impl Into<Stdio>) -> Server {
         let child = Command::new(program())
             .args(args)
             .current_dir(lab.path(""))
             .stdin(Stdio::null())
             .stdout(fs::File::create(lab.path("server.out")).unwrap())
-            .stderr(fs::File::create(&log).unwrap())
+            .stderr(log)
             .spawn()
             .unwrap();
         Server {
             child,
             socket: lab.path("nbd.sock"),
-            log,
+            log: lab.path("server.log"),
         }
     }
 

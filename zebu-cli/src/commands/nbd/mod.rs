@@ -15,7 +15,7 @@ use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
 use crate::arguments::parse;
-use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, version};
 pub use arguments::Arguments;
@@ -43,8 +43,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     // qemu-nbd prints nothing about clients, also with -v.
-    serve::log_to_stderr(arguments.verbose && invocation.name != "qemu-nbd");
-    serve(&arguments, passed, parent, signals)
+    let verbose = arguments.verbose && invocation.name != "qemu-nbd";
+    let log = Log::start(verbose).map_err(|e| failed("the log", &e))?;
+    serve(&arguments, passed, parent, signals, &log)
 }
 
 fn check_addresses(arguments: &Arguments, passed: &[Listener]) -> Result<(), Failure> {
@@ -94,6 +95,7 @@ fn serve(
     passed: Vec<Listener>,
     parent: Option<Parent>,
     signals: Signals,
+    log: &Log,
 ) -> Outcome {
     let queue_options = arguments.image.queue_options()?;
     let queue = Queue::new(queue_options.clone())
@@ -125,14 +127,14 @@ fn serve(
     }
     let stop = signals.until_end(
         &queue,
-        || serve::print_statistics(&exports),
+        || serve::print_statistics(log, &exports),
         || refresh_size(&exports),
     );
     let result = queue.block_on(server.run(&queue, listeners, stop));
     // The exports are only the server's again.
     drop(metrics);
     if arguments.stats {
-        serve::print_statistics(&exports);
+        serve::print_statistics(log, &exports);
     }
     let served = result.map(drop).map_err(|e| failed("a connection", &e));
     let devices = exports.into_iter().map(|export| {

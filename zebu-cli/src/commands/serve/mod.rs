@@ -3,6 +3,7 @@
 
 mod daemon;
 mod images;
+mod log;
 mod metrics;
 mod signals;
 
@@ -16,9 +17,9 @@ use zebu::internal::Statistics;
 use zebu::storage::Queue;
 
 use crate::failure::Failure;
-use crate::printed;
 pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
+pub use log::Log;
 pub use metrics::MetricsArguments;
 pub use signals::Signals;
 
@@ -72,22 +73,6 @@ pub fn failed(what: &str, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// Logs the libraries' messages to standard error; if `verbose`,
-/// new connections and why they end, too.
-pub fn log_to_stderr(verbose: bool) {
-    let level = match verbose {
-        true => tracing::Level::DEBUG,
-        false => tracing::Level::WARN,
-    };
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_target(false)
-        .with_ansi(false)
-        .with_writer(std::io::stderr);
-    // Another one is there in no case.
-    let _ = subscriber.try_init();
-}
-
 /// Makes all devices durable, which are not served any more. They are given with their names; None:
 /// a thread still has it, although all have ended.
 pub fn close(
@@ -115,9 +100,9 @@ fn close_one(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), 
         .map_err(|e| Failure::new(format!("Could not close '{}': {e}", name.display())))
 }
 
-/// Prints on standard error what was done with each export.
-pub fn print_statistics<E: Exported>(exports: &[Arc<E>]) {
-    say(&exports.iter().map(|e| statistics(&**e)).collect::<String>());
+/// Prints what was done with each export.
+pub fn print_statistics<E: Exported>(log: &Log, exports: &[Arc<E>]) {
+    log.say(&exports.iter().map(|e| statistics(&**e)).collect::<String>());
 }
 
 fn statistics(export: &dyn Exported) -> String {
@@ -136,12 +121,6 @@ pub fn looked_again(name: &str, device: &Device, looked: zebu::Result<bool>) {
         Ok(false) => {}
         Err(e) => tracing::warn!("export {name:?}: its size cannot be found: {e}"),
     }
-}
-
-/// Says `text` on standard error.
-fn say(text: &str) {
-    // A closed stderr cannot be reported.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), printed::lines(text).as_bytes());
 }
 
 /// The file with the process's number, which goes with the process.

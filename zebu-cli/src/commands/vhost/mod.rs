@@ -12,7 +12,7 @@ use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
 use crate::arguments::parse;
-use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 pub use arguments::Arguments;
@@ -35,8 +35,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         false => None,
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
-    serve::log_to_stderr(arguments.verbose);
-    serve(&arguments, &wanted, parent, signals)
+    let log = Log::start(arguments.verbose).map_err(|e| failed("the log", &e))?;
+    serve(&arguments, &wanted, parent, signals, &log)
 }
 
 fn serve(
@@ -44,6 +44,7 @@ fn serve(
     wanted: &[Wanted],
     parent: Option<Parent>,
     signals: Signals,
+    log: &Log,
 ) -> Outcome {
     let options = arguments.image.queue_options()?.force_async(2);
     let queue =
@@ -68,7 +69,7 @@ fn serve(
     }
     let stop = signals.until_end(
         &queue,
-        || serve::print_statistics(&exports),
+        || serve::print_statistics(log, &exports),
         || refresh_size(&exports),
     );
     drop(queue.block_on(server.run_until(stop)));
@@ -76,7 +77,7 @@ fn serve(
     // The exports are only the server's again.
     drop(metrics);
     if arguments.stats {
-        serve::print_statistics(&exports);
+        serve::print_statistics(log, &exports);
     }
     let devices = exports.into_iter().map(|export| {
         let name = export.device().top().spec.display_name();

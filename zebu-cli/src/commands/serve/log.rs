@@ -1,0 +1,84 @@
+//! Messages of a server on standard error.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::time::Duration;
+
+use crate::printed;
+
+/// Messages that wait to be written at most. More are lost.
+const WAITING: usize = 1000;
+/// How long the end of the process waits for messages to be written.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A thread that writes messages to standard error, which may be a pipe that nobody reads: requests do not
+/// wait for it, and it is ignored that writing fails. When it is dropped, it waits a second at most until
+/// all is written.
+pub struct Log(SyncSender<Message>);
+
+enum Message {
+    Text(Vec<u8>),
+    /// All before it is written.
+    End(SyncSender<()>),
+}
+
+impl Log {
+    /// Logs the libraries' messages; if `verbose`, new connections and why they end, too.
+    pub fn start(verbose: bool) -> io::Result<Log> {
+        let level = match verbose {
+            true => tracing::Level::DEBUG,
+            false => tracing::Level::WARN,
+        };
+        let (sender, messages) = mpsc::sync_channel(WAITING);
+        std::thread::Builder::new()
+            .name("log".into())
+            .spawn(move || write_all(&messages))?;
+        let log = Log(sender.clone());
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_target(false)
+            .with_ansi(false)
+            .with_writer(move || Line(sender.clone()));
+        // Another one is there in no case.
+        let _ = subscriber.try_init();
+        Ok(log)
+    }
+
+    /// Writes `text`.
+    pub fn say(&self, text: &str) {
+        let text = printed::lines(text).into_bytes();
+        let _ = self.0.try_send(Message::Text(text));
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let (sender, written) = mpsc::sync_channel(1);
+        // There is no room while nobody reads.
+        if self.0.try_send(Message::End(sender)).is_ok() {
+            let _ = written.recv_timeout(PATIENCE);
+        }
+    }
+}
+
+fn write_all(messages: &Receiver<Message>) {
+    for message in messages {
+        match message {
+            Message::Text(text) => drop(io::stderr().write_all(&text)),
+            Message::End(written) => drop(written.send(())),
+        }
+    }
+}
+
+/// Passes on what the subscriber writes, a message a call.
+struct Line(SyncSender<Message>);
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = self.0.try_send(Message::Text(bytes.to_vec()));
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
