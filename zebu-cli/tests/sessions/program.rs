@@ -84,7 +84,9 @@ impl Shell {
     }
 
     /// Runs qemu-io or `zebu io` with a `-c` for each command. QEMU uses threads instead of io_uring, with
-    /// which it may hang after a read that ends with the file (QEMU 10.0, also of sound images).
+    /// which it may hang after a read that ends with the file (QEMU 10.0, also of sound images). It discards
+    /// with `write -z -u` only when nothing is in flight: a write to the same cluster that allocates it
+    /// might otherwise get one that is freed then.
     pub fn io(
         &mut self,
         by: By,
@@ -98,8 +100,11 @@ impl Shell {
         };
         let mut all: Vec<String> = first.into_iter().collect();
         for command in commands {
-            all.push("-c".into());
-            all.push(command.clone());
+            let alone = by == By::Qemu && command.starts_with("aio_write -z -u");
+            let flush = alone.then(|| "aio_flush".to_string());
+            for command in flush.iter().chain([command]).chain(&flush) {
+                all.extend(["-c".into(), command.clone()]);
+            }
         }
         all.extend(args.iter().cloned());
         if by == By::Qemu {
