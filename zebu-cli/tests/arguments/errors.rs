@@ -103,6 +103,8 @@ const REQUESTS: &[&str] = &[
     "dd if=base.q of=new skip=99999999",
     "dd if=base.q of=folder skip=99999999",
     "dd -O qcow2 if=base.q of=missing/x skip=99999999",
+    "create -f raw -o preallocation=falloc,nocow=on new 1M",
+    "create -f vdi -o preallocation=off,nocow=on new 1M",
     "convert -O raw -o nocow=x,refcount_bits=16 base.q new",
     "create -f qcow2 -o nocow=x,refcount_bits=x new 1M",
     "create -f qcow2 -o refcount_bits=0x10 new 1M",

@@ -29,8 +29,8 @@ pub static DRIVER: Driver = Driver {
 
 static CREATE_OPTIONS: [CreateOption; 4] = [
     CreateOption::SIZE,
-    CreateOption::FILE_PREALLOCATION,
     CreateOption::NOCOW,
+    CreateOption::FILE_PREALLOCATION,
     CreateOption::EXTENT_SIZE_HINT,
 ];
 

@@ -21,8 +21,8 @@ pub(super) static CREATE_OPTIONS: [CreateOption; 5] = [
         "VDI static (pre-allocated) image",
     )
     .or("off"),
-    CreateOption::FILE_PREALLOCATION,
     CreateOption::NOCOW,
+    CreateOption::FILE_PREALLOCATION,
     CreateOption::EXTENT_SIZE_HINT,
 ];
 

@@ -34,8 +34,8 @@ pub(super) static CREATE_OPTIONS: [CreateOption; 8] = [
         "Force use of payload blocks of type 'ZERO'. Non-standard, but default.  Do not set to \
          'off' when using 'qemu-img convert' with subformat=dynamic.",
     ),
-    CreateOption::FILE_PREALLOCATION,
     CreateOption::NOCOW,
+    CreateOption::FILE_PREALLOCATION,
     CreateOption::EXTENT_SIZE_HINT,
 ];
 

@@ -51,8 +51,8 @@ pub(super) static CREATE_OPTIONS: [CreateOption; 12] = [
         OptionKind::Switch,
         "Enable efficient zero writes using the zeroed-grain GTE feature",
     ),
-    CreateOption::FILE_PREALLOCATION,
     CreateOption::NOCOW,
+    CreateOption::FILE_PREALLOCATION,
     CreateOption::EXTENT_SIZE_HINT,
 ];
 

@@ -26,8 +26,8 @@ pub(super) static CREATE_OPTIONS: [CreateOption; 6] = [
         "Force disk size calculation to use the actual size specified, rather than using the \
          nearest CHS-based calculation",
     ),
-    CreateOption::FILE_PREALLOCATION,
     CreateOption::NOCOW,
+    CreateOption::FILE_PREALLOCATION,
     CreateOption::EXTENT_SIZE_HINT,
 ];
 
