@@ -10,7 +10,7 @@ use zebu::{Device, Format, OpenOptions, Source};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
-use crate::manifest::{Entry, Kind, Manifest, Merge};
+use crate::manifest::{Entry, Kind, Manifest, Merge, part};
 use crate::progress::{OnProgress, Step};
 
 const MANIFEST: &str = "manifest.json";
@@ -118,6 +118,7 @@ impl Set {
         }
         for file in &self.manifest.removing {
             files::remove(&self.path(file))?;
+            files::remove(&self.path(&part(file)))?;
         }
         let mut manifest = self.manifest.clone();
         manifest.removing.clear();

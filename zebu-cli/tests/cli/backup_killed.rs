@@ -113,6 +113,17 @@ fn a_backup_may_be_killed_at_any_call() {
                 "call {at}: point {point}"
             );
         }
+        let verify = |what: &str| {
+            let what = format!("call {at}: {what}");
+            lab.zebu(&["backup", "verify", "set"]).ok(&what);
+        };
+        verify("killed");
+        // The kill may be noticed by another change of the set before the next backup.
+        if nth % 2 == 1 {
+            let keep = ["backup", "keep", "set", "2"];
+            lab.zebu(&keep).ok(&format!("call {at}: keep"));
+            verify("keep");
+        }
         // More is written, then the next backup is taken.
         zebu_io(&lab, &["write -P 4 3M 100k", "write -P 5 400k 4k"]);
         assert_clean_but_leaks(&lab, at);
@@ -133,8 +144,7 @@ fn a_backup_may_be_killed_at_any_call() {
             );
         }
         // Nothing is left over.
-        lab.zebu(&["backup", "verify", "set"])
-            .ok(&format!("call {at}"));
+        verify("the next backup");
         for entry in fs::read_dir(lab.path("set")).unwrap() {
             let name = entry.expect("an entry").file_name();
             assert!(!name.to_string_lossy().ends_with(".part"), "call {at}");
