@@ -34,7 +34,9 @@ checks() {
     python3 scripts/sbom.py --check
     # The crates can be packed; building them from that is for releases.
     cargo package --workspace --exclude zebu-bench --exclude zebu-sim --exclude zebu-public-api --no-verify --allow-dirty --quiet
-    # The library alone; and what threads share, in many interleavings, under a scheduler.
+    # The library alone.
+    cargo check -p zebu --no-default-features --quiet
+    # What threads share, in many interleavings, under a scheduler.
     cargo test -p zebu --no-default-features --features interleavings --lib --quiet interleavings
 }
 

@@ -124,8 +124,9 @@ fn cache_mode(text: Text) -> Result<CacheMode> {
 /// `virtual-size=1T,work=64G`.
 fn parse_limits(text: &str) -> Result<Limits> {
     let mut limits = Limits::default();
-    let parsed = limits.set_from(text);
-    parsed.map_err(|message| Failure::misuse(&message))?;
+    limits
+        .set_from(text)
+        .map_err(|message| Failure::misuse(&message))?;
     Ok(limits)
 }
 

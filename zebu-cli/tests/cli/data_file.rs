@@ -105,7 +105,20 @@ fn what_growth_adds_of_a_raw_data_file_is_mapped() {
                 assert!(runs.all(|run| run["present"] == true), "{what}: {map}");
             }
             pair.assert_alike(&["x.q"], what);
+            let size = pair.ours.u64_at("x.q", 24);
+            // QEMU's file ends with a cluster.
+            let lengths = size..=length(&pair.theirs, "d");
+            assert!(lengths.contains(&length(&pair.ours, "d")), "{what}");
         };
+        pair.succeed(&["resize", "-q", "x.q", "1024512"]);
+        same("resize by a sector");
+        pair.succeed(&["resize", "-q", "x.q", "+0"]);
+        same("resize by nothing");
+        for mode in ["metadata", "falloc", "full"] {
+            let option = format!("--preallocation={mode}");
+            pair.succeed(&["resize", "-q", &option, "x.q", "+50k"]);
+            same(mode);
+        }
         pair.succeed(&["resize", "-q", "x.q", "1300k"]);
         same("resize");
         pair.same_io(&["x.q"], "truncate 2M");

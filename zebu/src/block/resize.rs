@@ -203,8 +203,8 @@ impl Device {
             let error = Error::os(libc::EFBIG);
             return Err(error.during("Failed to grow the L1 table"));
         }
-        // A raw data file is the disk, whatever becomes of mappings that are not durable yet: all of
-        // it is mapped, as in a new image.
+        // A raw data file is the disk. All of it is mapped, so that a crash that loses new mappings
+        // does not hide its data.
         let preallocation = match preallocation {
             Preallocation::Off if image.header().is_data_file_raw() => Preallocation::Metadata,
             other => other,
@@ -214,6 +214,9 @@ impl Device {
             true => Some(image.data().len()?),
             false => None,
         };
+        if image.data().is_device() && data_len.is_some_and(|length| length < size) {
+            return Err(Error::Refused("Cannot grow device files".into()));
+        }
         let mut result = self.add_tail(queue, size, data_len, preallocation).await;
         if result.is_ok() {
             result = self.own_image()?.set_size(queue, size).await;
@@ -261,14 +264,22 @@ impl Device {
             self.empty(queue, old, kept).await?;
             self.empty(queue, kept, hidden).await?;
         } else {
-            self.write_behind(queue, old, kept).await?;
+            // An external data file ends with the disk.
+            let end = data_len.map_or(kept, |_| kept.min(size));
+            self.write_behind(queue, old, end).await?;
             let zero = below > old
                 && preallocation == Preallocation::Metadata
                 && self.own_image()?.geometry().version() >= 3;
             self.preallocate_image(queue, kept, size, preallocation, zero)
                 .await?;
         }
-        self.own_image()?.finish_writing(queue).await
+        let image = self.own_image()?;
+        if let Some(length) = data_len
+            && !image.data().is_device()
+        {
+            image.shorten_data_file(queue, length.max(size)).await?;
+        }
+        image.finish_writing(queue).await
     }
 
     /// Frees what a larger size would have added.
@@ -358,6 +369,11 @@ impl Device {
         zero: bool,
     ) -> Result<()> {
         let image = self.own_image()?;
+        // An external data file ends with the disk.
+        let file_end = match image.header().has_data_file() {
+            true => end,
+            false => u64::MAX,
+        };
         let end = end.next_multiple_of(image.geometry().cluster_size());
         let mut at = start;
         while at < end {
@@ -365,6 +381,7 @@ impl Device {
             let length = STEP.min(end - at);
             let data = &**image.data();
             for (host, length) in image.map_ahead(queue, at, length, zero).await? {
+                let length = length.min(file_end.saturating_sub(host));
                 preallocate(data, queue, host, length, 0, preallocation).await?;
             }
             at += length;

@@ -84,8 +84,8 @@ impl Limits {
     /// suffixes of QEMU's.
     ///
     /// # Errors
-    /// The message, if there is no bound of a name or a value is no size. Settings before it have
-    /// been made.
+    /// The message, if there is no bound of a name or a value is no size. The settings before the
+    /// wrong one stay.
     pub fn set_from(&mut self, list: &str) -> std::result::Result<(), String> {
         for setting in list.split(',').filter(|setting| !setting.is_empty()) {
             let (name, value) = setting.split_once('=').unwrap_or((setting, ""));

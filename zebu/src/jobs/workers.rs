@@ -88,7 +88,8 @@ impl Cursor {
         self.done.fetch_add(to - from, Ordering::Relaxed);
     }
 
-    /// Skips what is not taken of `from..to`, which needs no work, if all before it is taken.
+    /// `from..to` needs no work: skips the part of it that is not taken yet. Does nothing while
+    /// something before `from` is not taken.
     pub(super) fn skip(&self, from: u64, to: u64) {
         let skipped = self
             .next

@@ -20,7 +20,7 @@ const SIZE: u64 = 16 << 40;
 /// Bytes of a hole: workers that begin later find more.
 const HOLE: u64 = 64 << 30;
 /// Questions for extents that are few. After so many there are errors.
-const FEW: u64 = 16 * (SIZE / HOLE);
+const FEW: u64 = 40 * (SIZE / HOLE);
 
 /// A file of holes, and how often it was asked for extents.
 #[derive(Debug)]

@@ -80,7 +80,7 @@ impl OpenImage {
             return Err("Can't use copy-on-read on read-only device".into());
         }
         let engine = opening.engine.unwrap_or_else(EngineKind::best);
-        if engine == EngineKind::Native && !opening.cache().is_direct() {
+        if engine == EngineKind::Native && !opening.cache_mode().is_direct() {
             return Err(NATIVE_NEEDS_DIRECT.into());
         }
         let (source, format) = match &overlay {
@@ -107,7 +107,7 @@ impl OpenImage {
         let how = untrusted::defaults()
             .format(format)
             .write(!opening.read_only)
-            .cache(opening.cache())
+            .cache(opening.cache_mode())
             .force_share(opening.force_share)
             .discard(discard);
         let device = open::repaired(&queue, &source, &how).map_err(|error| error.to_string())?;

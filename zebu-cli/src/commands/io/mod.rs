@@ -90,7 +90,7 @@ const SHOWN: &[(char, &str, Option<&str>, &str)] = &[
         't',
         "cache",
         Some("MODE"),
-        "Cache mode: none, writeback, writethrough, directsync or unsafe",
+        "Cache mode: none, writeback, writethrough (the default), directsync or unsafe",
     ),
     (
         'i',

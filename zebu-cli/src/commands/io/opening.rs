@@ -65,7 +65,7 @@ impl Opening {
     }
 
     /// The cache mode. By default each write is durable when it has ended, as in qemu-io.
-    pub fn cache(&self) -> CacheMode {
+    pub fn cache_mode(&self) -> CacheMode {
         self.cache.unwrap_or(CacheMode::WriteThrough)
     }
 

@@ -94,7 +94,7 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
     };
     let how = untrusted::defaults()
         .format(format)
-        .cache(opening.cache())
+        .cache(opening.cache_mode())
         .inspect(true);
     open::repaired(queue, &opening.source(), &how).map_err(|e| e.to_string())
 }

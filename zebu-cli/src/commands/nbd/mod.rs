@@ -123,6 +123,8 @@ fn serve(
     }
     let server = Server::new(exports.clone(), options).map_err(|e| failed("the server", &e))?;
     if let Some(parent) = parent {
+        // Standard error is closed then.
+        log.finish();
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }
     let stop = signals.until_end(
@@ -134,6 +136,7 @@ fn serve(
     // The exports are only the server's again.
     drop(metrics);
     if arguments.stats {
+        log.finish();
         serve::print_statistics(log, &exports);
     }
     let served = result.map(drop).map_err(|e| failed("a connection", &e));

@@ -1,19 +1,18 @@
 //! Messages of a server on standard error.
 
 use std::io::{self, Write};
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
 
 use crate::printed;
 
 /// Messages that wait to be written at most. More are lost.
 const WAITING: usize = 1000;
-/// How long the end of the process waits for messages to be written.
+/// How long [`Log::finish`] waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A thread that writes messages to standard error, which may be a pipe that nobody reads: requests do not
-/// wait for it, and it is ignored that writing fails. When it is dropped, it waits a second at most until
-/// all is written.
+/// wait for it, and errors of writing are ignored. Dropping it waits as [`Log::finish`] does.
 pub struct Log(SyncSender<Message>);
 
 enum Message {
@@ -39,7 +38,7 @@ impl Log {
             .with_target(false)
             .with_ansi(false)
             .with_writer(move || Line(sender.clone()));
-        // Another one is there in no case.
+        // There is no other subscriber.
         let _ = subscriber.try_init();
         Ok(log)
     }
@@ -49,15 +48,26 @@ impl Log {
         let text = printed::lines(text).into_bytes();
         let _ = self.0.try_send(Message::Text(text));
     }
+
+    /// Waits until all is written, a second at most.
+    pub fn finish(&self) {
+        let end = Instant::now() + PATIENCE;
+        let (sender, written) = mpsc::sync_channel(1);
+        let mut message = Message::End(sender);
+        while let Err(TrySendError::Full(unsent)) = self.0.try_send(message) {
+            if Instant::now() >= end {
+                return;
+            }
+            message = unsent;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = written.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
 }
 
 impl Drop for Log {
     fn drop(&mut self) {
-        let (sender, written) = mpsc::sync_channel(1);
-        // There is no room while nobody reads.
-        if self.0.try_send(Message::End(sender)).is_ok() {
-            let _ = written.recv_timeout(PATIENCE);
-        }
+        self.finish();
     }
 }
 

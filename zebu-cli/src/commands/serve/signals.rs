@@ -10,8 +10,8 @@ use zebu::storage::Queue;
 
 /// Handles SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 from now on.
 ///
-/// The handlers write to a socket that the queue polls. A signalfd would not wake a thread that
-/// waits by the kernel's asynchronous I/O, which polls the signals of another thread.
+/// The handlers write to a socket that the queue polls. It is not a signalfd, which the kernel's
+/// asynchronous I/O polls for the signals of another thread.
 pub struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
@@ -21,7 +21,7 @@ impl Signals {
         SignalDelivery::with_pipe(receiver, sender, SignalOnly, signals).map(Self)
     }
 
-    /// Answers signals until one ends the process: SIGUSR1 prints the statistics, and SIGUSR2 asks
+    /// Answers signals until one ends the process, or waiting for them fails: SIGUSR1 prints the statistics, and SIGUSR2 asks
     /// for the sizes of images, which may have grown.
     pub async fn until_end(
         mut self,

@@ -65,6 +65,8 @@ fn serve(
     let _pid_file = PidFile::write(arguments.pid_file.as_deref())?;
     let server = Server::start(doors, &options).map_err(|e| failed("the server", &e))?;
     if let Some(parent) = parent {
+        // Standard error is closed then.
+        log.finish();
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }
     let stop = signals.until_end(
@@ -77,6 +79,7 @@ fn serve(
     // The exports are only the server's again.
     drop(metrics);
     if arguments.stats {
+        log.finish();
         serve::print_statistics(log, &exports);
     }
     let devices = exports.into_iter().map(|export| {
