@@ -675,11 +675,12 @@ impl World {
         ]);
         let answer = shell.img(by, cwd, &args)?;
         if answer.status != 0 {
-            // QEMU may have changed some options.
-            if by == By::Zebu && self.header(shell)? != before {
+            // What was changed before the failure stays so. A change that is refused changes nothing.
+            let changed = self.header(shell)? != before;
+            if by == By::Zebu && changed && shell.limit.is_none() {
                 return Err(format!("amend failed in the middle: {}", answer.text()));
             }
-            if by == By::Qemu {
+            if by == By::Qemu || changed {
                 self.adopt(shell, rng)?;
             }
             return Ok(());
@@ -712,7 +713,7 @@ impl World {
         Ok((fixed, more))
     }
 
-    /// Takes version and size from the header after QEMU's `amend` has failed.
+    /// Takes version and size from the header after `amend` has failed.
     fn adopt(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let (fixed, _) = self.header(shell)?;
         self.kind.version = u32::from(fixed[3]);
