@@ -90,7 +90,7 @@ fn oldstyle_servers() {
     // This server announces flush and zeroes, and refuses both.
     let uri = server.uri("");
     let script = "write -P 77 1M 64k\nread -P 77 1M 64k\nread -P 2 1088k 64k\n";
-    let answer = lab.zebu_io_script(&["-f", "raw", &uri], script);
+    let answer = lab.zebu_io_script(&["-t", "writeback", "-f", "raw", &uri], script);
     assert!(!answer.out.contains("verification failed"), "{answer:?}");
     assert_eq!(answer.out.matches(" 65536/65536 ").count(), 3, "{answer:?}");
     let named = server.uri("a");

@@ -3,7 +3,6 @@
 //! Sizes are compared with the header before any table is read. Work is counted while the image is
 //! used, so that a tiny file with a disk of petabytes ends a job after some seconds.
 
-use crate::names::parse_size;
 use crate::storage::Work;
 use crate::{Error, LimitExceeded, Result};
 
@@ -78,24 +77,6 @@ impl Limits {
             "work-per-byte" => &mut self.work_per_byte,
             _ => return None,
         })
-    }
-
-    /// Changes the bounds that a list such as `virtual-size=1T,work=64G` names. Sizes have the
-    /// suffixes of QEMU's.
-    ///
-    /// # Errors
-    /// The message, if there is no bound of a name or a value is no size. The settings before the
-    /// wrong one stay.
-    pub fn set_from(&mut self, list: &str) -> std::result::Result<(), String> {
-        for setting in list.split(',').filter(|setting| !setting.is_empty()) {
-            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-            let limit = self
-                .by_name(name)
-                .ok_or_else(|| format!("There is no limit '{name}'"))?;
-            *limit =
-                parse_size(value).map_err(|_| format!("'{value}' is no value for '{name}'"))?;
-        }
-        Ok(())
     }
 
     /// Refuses a disk that is too large.

@@ -12,6 +12,7 @@ mod drivers;
 mod http;
 mod image_options;
 mod json;
+mod limits;
 #[cfg(feature = "nbd")]
 mod nbd;
 mod null;
