@@ -27,8 +27,11 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 /// Fails the test unless all threads of an idle server sleep, and are not woken.
 #[track_caller]
 pub fn assert_sleeps(server: &Server) {
-    // It may poll for a time.
+    // It may poll for a time, of which a busy machine gives it little.
     std::thread::sleep(Duration::from_millis(100));
+    wait_until("all threads sleep", || {
+        threads(server).iter().all(|(state, _)| state == "S")
+    });
     let before: u64 = threads(server).iter().map(|thread| thread.1).sum();
     for _ in 0..25 {
         std::thread::sleep(Duration::from_millis(20));
