@@ -248,14 +248,21 @@ impl Device {
         image
             .grow_l1(queue, image.geometry().l1_entries_for(size))
             .await?;
+        let is_device = data_len.is_some() && image.data().is_device();
         if let Some(length) = data_len {
             let data = image.data().clone();
-            let stale = length.min(size).saturating_sub(old);
+            // Where all is mapped the file ends with a cluster, as in QEMU.
+            let end = match preallocation {
+                Preallocation::Off => size,
+                _ if is_device => size,
+                _ => size.next_multiple_of(image.geometry().cluster_size()),
+            };
+            let stale = length.min(end).saturating_sub(old);
             if stale > 0 {
                 storage::zero_range(&*data, queue, old, stale).await?;
             }
-            if !data.is_device() && length < size {
-                storage::set_len(&*data, queue, size).await?;
+            if !is_device && length < end {
+                storage::set_len(&*data, queue, end).await?;
             }
         }
         if preallocation == Preallocation::Off {
@@ -264,8 +271,10 @@ impl Device {
             self.empty(queue, old, kept).await?;
             self.empty(queue, kept, hidden).await?;
         } else {
-            // An external data file ends with the disk.
-            let end = data_len.map_or(kept, |_| kept.min(size));
+            let end = match is_device {
+                true => kept.min(size),
+                false => kept,
+            };
             self.write_behind(queue, old, end).await?;
             let zero = below > old
                 && preallocation == Preallocation::Metadata
@@ -273,13 +282,7 @@ impl Device {
             self.preallocate_image(queue, kept, size, preallocation, zero)
                 .await?;
         }
-        let image = self.own_image()?;
-        if let Some(length) = data_len
-            && !image.data().is_device()
-        {
-            image.shorten_data_file(queue, length.max(size)).await?;
-        }
-        image.finish_writing(queue).await
+        self.own_image()?.finish_writing(queue).await
     }
 
     /// Frees what a larger size would have added.
@@ -369,8 +372,8 @@ impl Device {
         zero: bool,
     ) -> Result<()> {
         let image = self.own_image()?;
-        // An external data file ends with the disk.
-        let file_end = match image.header().has_data_file() {
+        // A device as data file may end with the disk.
+        let file_end = match image.header().has_data_file() && image.data().is_device() {
             true => end,
             false => u64::MAX,
         };
