@@ -356,11 +356,12 @@ impl Check<'_> {
     fn check_data_file(&mut self, host: u64, times: u64) {
         // It is as long as the disk at least, and host offsets are those of the disk.
         let size = self.metadata.header.size;
-        // What an interrupted change of the size has left behind the end is never read.
-        if host >= size {
-            return;
-        }
-        let end = (host + self.metadata.geometry.cluster_size()).min(size);
+        let end = match host < size {
+            true => (host + self.metadata.geometry.cluster_size()).min(size),
+            // An interrupted change of the size leaves clusters behind the end of the disk, the last of
+            // which need not be whole.
+            false => host + 1,
+        };
         if (self.metadata.data_len).is_some_and(|length| length < end) {
             self.corrupt(CheckMessage::OutsideDataFile { offset: host }, times);
         }
