@@ -123,7 +123,7 @@ fn serve(
     }
     let server = Server::new(exports.clone(), options).map_err(|e| failed("the server", &e))?;
     if let Some(parent) = parent {
-        // Standard error is closed then.
+        // From then on standard error is /dev/null.
         log.finish();
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }

@@ -65,7 +65,7 @@ fn serve(
     let _pid_file = PidFile::write(arguments.pid_file.as_deref())?;
     let server = Server::start(doors, &options).map_err(|e| failed("the server", &e))?;
     if let Some(parent) = parent {
-        // Standard error is closed then.
+        // From then on standard error is /dev/null.
         log.finish();
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }
