@@ -7,7 +7,8 @@ use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError};
 use crate::{Result, printable};
 
 impl Check<'_> {
-    /// Counts the references of the bitmaps: directory, tables and data.
+    /// Counts the references of the bitmaps: directory, tables and data. Those of a bitmap whose entry
+    /// in the directory is invalid are not known.
     pub(super) async fn count_bitmaps(&mut self) -> Result<()> {
         let bitmaps = match self.metadata.header.bitmaps() {
             Ok(Some(bitmaps)) => bitmaps,
@@ -34,24 +35,30 @@ impl Check<'_> {
                 return Ok(());
             }
         };
+        let mut names = HashSet::new();
+        let mut valid = Vec::new();
+        for bitmap in &list {
+            let name = || printable(&bitmap.name);
+            if !names.insert(&bitmap.name) {
+                self.corrupt(CheckMessage::BitmapName { name: name() }, 1);
+            }
+            match bitmap.check(&self.metadata.geometry) {
+                Ok(()) => valid.push(bitmap),
+                // What its table holds may be anything, up to the end of the file.
+                Err(_) => {
+                    self.corrupt(CheckMessage::Bitmap { name: name() }, 1);
+                    self.incomplete = true;
+                }
+            }
+        }
         let reader = self.reader.clone();
         let inside = |b: &BitmapEntry| {
             let bytes = u64::from(b.table_size) * 8;
             reader.inside(b.table_offset, bytes)
         };
-        let overlap = list.iter().map(inside).sum::<u64>() > self.file_len;
+        let overlap = valid.iter().map(|b| inside(b)).sum::<u64>() > self.file_len;
         let mut counted = 0u64;
-        let mut names = HashSet::new();
-        for bitmap in &list {
-            if !names.insert(&bitmap.name) {
-                let name = printable(&bitmap.name);
-                self.corrupt(CheckMessage::BitmapName { name }, 1);
-            }
-            if bitmap.check(&self.metadata.geometry).is_err() {
-                let name = printable(&bitmap.name);
-                self.corrupt(CheckMessage::Bitmap { name }, 1);
-                self.incomplete = true;
-            }
+        for bitmap in valid {
             // Tables that overlap may be many and each as long as the file.
             counted = counted.saturating_add(inside(bitmap));
             if counted <= self.file_len {

@@ -128,7 +128,10 @@ impl Repair<'_> {
             return Ok(Err("their directory is damaged"));
         };
         let is_doubtful = uses.conflict().is_some();
+        // Tables of invalid entries are not read.
+        let is_valid = |bitmap: &&BitmapEntry| bitmap.check(geometry).is_ok();
         let table_bytes = |bitmap: &BitmapEntry| u64::from(bitmap.table_size) * 8;
+        let all_tables: u64 = bitmaps.iter().filter(is_valid).map(table_bytes).sum();
         // So the work is bounded by the length of the file.
         let untouched = || {
             bitmaps
@@ -136,7 +139,7 @@ impl Repair<'_> {
                 .map(|bitmap| (bitmap.clone(), None))
                 .collect()
         };
-        if bitmaps.iter().map(table_bytes).sum::<u64>() > file_len {
+        if all_tables > file_len {
             return Ok(match is_doubtful {
                 true => Ok(untouched()),
                 false => Err("their tables overlap"),
