@@ -25,8 +25,9 @@ impl Set {
     ///
     /// # Errors
     ///
-    /// If `keep` is 0, if a file cannot be read or written, or if one that is needed later is not as
-    /// in the manifest. All points that the manifest has then are as they were.
+    /// If `keep` is 0, if the set was opened by [`Set::open`], if a file cannot be read or written, or if
+    /// one that is needed later is not as in the manifest. All points that the manifest has then are as
+    /// they were.
     pub fn keep(
         &mut self,
         queue: &Queue,
@@ -37,7 +38,7 @@ impl Set {
         if keep == 0 {
             return refuse("at least one point is kept");
         }
-        self.remove_unused()?;
+        self.begin_change()?;
         for disk in self.manifest().disks() {
             if is_meant(&disk) {
                 self.keep_disk(queue, &disk, keep, on_progress)?;

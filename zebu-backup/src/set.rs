@@ -22,11 +22,11 @@ pub struct Set {
     directory: PathBuf,
     manifest: Manifest,
     /// Locked as long as the set is open for changes.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Set {
-    /// Opens a set for reading.
+    /// Opens a set for reading: what changes it is refused.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl Set {
         Ok(Set {
             manifest: decode(&path, &bytes)?,
             directory,
-            _lock: None,
+            lock: None,
         })
     }
 
@@ -75,7 +75,7 @@ impl Set {
         Ok(Set {
             directory,
             manifest,
-            _lock: Some(lock),
+            lock: Some(lock),
         })
     }
 
@@ -111,7 +111,23 @@ impl Set {
         }
     }
 
-    /// Removes what an interrupted change has left.
+    /// Begins a change: removes what an interrupted one has left. Without the lock, another program
+    /// may be writing these files.
+    ///
+    /// # Errors
+    ///
+    /// If the set is open for reading, or a file cannot be removed.
+    pub(crate) fn begin_change(&mut self) -> Result<()> {
+        match self.lock {
+            Some(_) => self.remove_unused(),
+            None => refuse(format!(
+                "{}: the set is open for reading",
+                self.directory.display()
+            )),
+        }
+    }
+
+    /// Removes the files that the manifest names as needed by no point.
     pub(crate) fn remove_unused(&mut self) -> Result<()> {
         if self.manifest.removing.is_empty() {
             return Ok(());
@@ -313,4 +329,31 @@ fn refuse_files(directory: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use zebu::storage::QueueOptions;
+
+    /// Another program may be writing the files that the manifest names as needless.
+    #[test]
+    fn a_set_open_for_reading_is_not_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut own = Set::open_or_create(directory.path()).unwrap();
+        let mut manifest = own.manifest().clone();
+        manifest.removing = vec!["disk.1.qcow2".into()];
+        own.save(manifest).unwrap();
+        let file = directory.path().join(part("disk.1.qcow2"));
+        fs::write(&file, "half of it").unwrap();
+
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let mut other = Set::open(directory.path()).unwrap();
+        let on_progress: OnProgress<'_> = &mut |_, _, _, _| ControlFlow::Continue(());
+        let kept = other.keep(&queue, 1, &|_| true, on_progress);
+        assert!(matches!(kept, Err(Error::Refused(_))), "{kept:?}");
+        assert!(file.exists());
+    }
 }

@@ -68,7 +68,8 @@ impl Set {
     ///
     /// # Errors
     ///
-    /// If a disk or the set cannot be read or written. The set has its old points then.
+    /// If a disk or the set cannot be read or written, or the set was opened by [`Set::open`]. The set
+    /// has its old points then.
     pub fn take(
         &mut self,
         queue: &Queue,
@@ -77,7 +78,7 @@ impl Set {
         on_progress: OnProgress<'_>,
     ) -> Result<u64> {
         self.check_disks(queue, disks, options)?;
-        self.remove_unused()?;
+        self.begin_change()?;
         let number = self.next_number()?;
         // The set's id is durable before a bitmap has it in its name, and the names of the new files
         // before they exist: files of a point that the manifest never gets are removed.
@@ -296,7 +297,8 @@ impl Set {
             flow
         });
         if let Err(error) = converted {
-            files::remove(&part)?;
+            // The manifest names it, so the next change removes what stays.
+            let _ = files::remove(&part);
             return Err(match (error, cancelled) {
                 (_, true) => Error::Cancelled,
                 (ConvertError::Write { source, .. }, _) => Error::image(&file)(source),

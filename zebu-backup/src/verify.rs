@@ -34,7 +34,7 @@ impl Set {
     ///
     /// # Errors
     ///
-    /// [`Error::Cancelled`].
+    /// [`Error::Cancelled`], and [`Error::File`] if the directory cannot be read.
     pub fn verify(
         &self,
         queue: &Queue,
