@@ -4,7 +4,7 @@
 //!
 //! A full file system needs a loop device and mount namespaces; tests without them are skipped.
 
-use crate::common::{Lab, Limits, testing_qemu};
+use crate::common::{Lab, Limits, beyond_qemu, testing_qemu};
 use crate::common::{part, rotated};
 
 /// Mounts a small file system, and runs the rest of the script in it.
@@ -184,6 +184,45 @@ fn convert_to_a_full_file_system() {
             answer.failed_with_one_line(1, "disk full");
             assert!(says("small/out"), "{options:?}: {answer:#?}");
         }
+    }
+}
+
+/// What does not fit leaves no part of an image, also in a file that was there.
+#[test]
+fn import_to_a_full_file_system() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = Lab::new();
+    make_file_system(&lab, "4096");
+    lab.shell("head -c 48M /dev/urandom > disk").ok("disk");
+    let rest = r#"
+        for before in - old; do
+            for options in "-O raw" "-O raw -o preallocation=falloc" "-O raw -o preallocation=full" \
+                "-O qcow2" "-O qcow2 -o preallocation=metadata" "-O qcow2 -o preallocation=falloc" \
+                "-O qcow2 -o preallocation=full"; do
+                rm -f small/out
+                test $before = - || head -c 5000 /dev/urandom > small/out
+                "$0" import $options disk small/out > verdict
+                echo "status $? $(stat -c %s small/out) $before $options"
+            done
+        done"#;
+    let Some(answer) = in_small(&lab, rest, &[]) else {
+        println!("skipped: no loop devices or mount namespaces here");
+        return;
+    };
+    let results: Vec<&str> = answer
+        .out
+        .lines()
+        .filter(|l| l.starts_with("status"))
+        .collect();
+    assert_eq!(results.len(), 14, "{answer:#?}");
+    for result in results {
+        // Gone or empty.
+        assert!(
+            result.starts_with("status 6  ") || result.starts_with("status 6 0 old"),
+            "{answer:#?}"
+        );
     }
 }
 

@@ -552,10 +552,14 @@ fn targets_that_cannot_be_written_are_errors() {
     assert!(answer.out.contains("lock"), "{answer:#?}");
     drop(held);
     assert!(fs::read(lab.path("old")).unwrap() == before);
-    for format in ["raw", "qcow2"] {
-        let script = format!("ulimit -f 2000; \"$0\" import -O {format} x.raw out");
-        verdict(&lab.shell(&script), 6);
-        assert!(!lab.path("out").exists());
+    for existed in [false, true] {
+        for format in ["raw", "qcow2"] {
+            for preallocation in ["off", "metadata", "falloc", "full"] {
+                for blocks in [1, 200, 2000] {
+                    does_not_fit(&lab, existed, format, preallocation, blocks);
+                }
+            }
+        }
     }
     let refused: [(&[&str], &str); 8] = [
         (&["x.raw", "x.raw"], "same file"),
@@ -579,6 +583,25 @@ fn targets_that_cannot_be_written_are_errors() {
     assert_eq!(fs::metadata(lab.path("x.raw")).unwrap().len(), 8 << 20);
     let help = lab.zebu(&["import", "--help"]).ok("help");
     assert!(help.out.contains("Exit status:"), "{help:#?}");
+}
+
+/// No part of an image stays of one that is longer than files may be.
+fn does_not_fit(lab: &Lab, existed: bool, format: &str, preallocation: &str, blocks: u32) {
+    if (format, preallocation) == ("raw", "metadata") {
+        return;
+    }
+    if existed {
+        fs::write(lab.path("out"), [7; 3000]).unwrap();
+    }
+    let script = format!(
+        "ulimit -f {blocks}; \"$0\" import -O {format} -o preallocation={preallocation} x.raw out"
+    );
+    verdict(&lab.shell(&script), 6);
+    match fs::read(lab.path("out")) {
+        Ok(left) => assert!(existed && left.is_empty(), "{script}: {} bytes", left.len()),
+        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound, "{script}"),
+    }
+    let _ = fs::remove_file(lab.path("out"));
 }
 
 #[test]

@@ -51,6 +51,28 @@ impl<'a> Content<'a> {
     }
 }
 
+/// Why a target could not be opened.
+pub struct Unopened {
+    pub why: Failure,
+    /// What it held may be lost.
+    pub is_touched: bool,
+}
+
+impl From<Failure> for Unopened {
+    fn from(why: Failure) -> Self {
+        Unopened {
+            why,
+            is_touched: false,
+        }
+    }
+}
+
+impl From<Unopened> for Failure {
+    fn from(unopened: Unopened) -> Self {
+        unopened.why
+    }
+}
+
 /// Creates the target unless it must exist, and opens it. Sets what is known of its content in
 /// `options`.
 pub fn open(
@@ -59,7 +81,7 @@ pub fn open(
     name: &OsStr,
     content: &Content<'_>,
     options: &mut ConvertOptions,
-) -> Result<Target, Failure> {
+) -> Result<Target, Unopened> {
     let sources = content.sources;
     let wanted = Wanted {
         queue,
@@ -78,7 +100,7 @@ pub fn open(
         },
     };
     match arguments.no_create {
-        true => wanted.existing(options),
+        true => Ok(wanted.existing(options)?),
         false => wanted.new_image(options),
     }
 }
@@ -320,7 +342,7 @@ impl Wanted<'_> {
 
 /// New targets.
 impl Wanted<'_> {
-    fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
+    fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Unopened> {
         let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
         let file = file_of(self.name).map_err(Failure::new)?;
         let failure = |e: zebu::Error| creation_failure(self.name, format.name(), &e.to_string());
@@ -333,7 +355,7 @@ impl Wanted<'_> {
             && self.arguments.bitmaps
             && image.version < 3
         {
-            return Err(bitmaps::unsupported(format.name()));
+            return Err(bitmaps::unsupported(format.name()).into());
         }
         let caches = self.caches(self.aligned && image.is_in_blocks());
         let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(failure)?;
@@ -349,22 +371,28 @@ impl Wanted<'_> {
             Ok(backing) => backing,
             Err(e) => {
                 files.give_up();
-                return Err(e);
+                return Err(e.into());
             }
+        };
+        let touched = |why| Unopened {
+            why,
+            is_touched: true,
         };
         options.above_backing = backing.is_some();
         if let NewImage::Planned(plan) = &image {
-            let new = files.begin(self.queue, &**plan).map_err(failure)?;
+            let new = files.begin(self.queue, &**plan);
+            let new = new.map_err(|e| touched(failure(e)))?;
             if options.compress.is_some() && new.zlib_block().is_none() {
                 // As with QEMU: the format could, the image does not.
                 if !new.has_order() {
-                    return Err(Failure::new("invalid cluster size"));
+                    return Err(touched(Failure::new("invalid cluster size")));
                 }
                 options.compress = None;
             }
             return Ok(Target::New(new));
         }
-        files.make(self.queue, &image).map_err(failure)?;
+        let made = files.make(self.queue, &image);
+        made.map_err(|e| touched(failure(e)))?;
         options.zero_from = match backing {
             Some(size) => Some(size),
             // Without clusters, no former content of the device is visible.
@@ -376,8 +404,8 @@ impl Wanted<'_> {
         let cache = files.cache_mode();
         drop(files);
         let source = self.source(create.value("backing_file"), create.get("backing_fmt"));
-        let device = self.open_device(&source, &[cache], options)?;
-        Ok(Target::Image(device))
+        let device = self.open_device(&source, &[cache], options);
+        Ok(Target::Image(device.map_err(touched)?))
     }
 
     /// The options of the image, including those of the command line.

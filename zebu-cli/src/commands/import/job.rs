@@ -294,8 +294,8 @@ impl Job {
         }
     }
 
-    /// Opens the target, unless all was stopped. Says whether its file was there before. If that
-    /// fails, a file that was there is left alone: another program may use it.
+    /// Opens the target, unless all was stopped. Says whether its file was there before. If that fails
+    /// before anything was written, a file that was there is left alone: another program may use it.
     fn open_target(
         &self,
         queue: &Queue,
@@ -309,30 +309,33 @@ impl Job {
         let mut options = ConvertOptions::default();
         match target::open(queue, arguments, name, content, &mut options) {
             Ok(target) => Ok((target, options, existed)),
-            Err(e) => {
-                if !existed {
-                    // It may have been made by then.
-                    let _ = clear(path, false);
-                }
-                Err(failed(Cause::Target, e))
+            Err(unopened) => {
+                let trouble = failed(Cause::Target, unopened.why);
+                // A new file may have been made by then.
+                Err(match unopened.is_touched || !existed {
+                    true => self.give_up(existed, trouble),
+                    false => trouble,
+                })
             }
         }
     }
 
     /// The result of filling the target. If that has failed, the target holds no image any more.
     fn close_target(&self, existed: bool, result: Result<(), Trouble>) -> Result<(), Trouble> {
+        result.map_err(|trouble| self.give_up(existed, trouble))
+    }
+
+    /// Clears the target after `trouble`, and says what made it fail.
+    fn give_up(&self, existed: bool, trouble: Trouble) -> Trouble {
         let path = Path::new(super::path(&self.wanted.target));
-        let trouble = match result {
-            Ok(()) => return Ok(()),
-            Err(trouble) => self.cause_of(trouble),
-        };
+        let trouble = self.cause_of(trouble);
         if let Err(e) = clear(path, existed) {
             let (name, why) = (path.display(), zebu::strerror(&e));
             let state = format!("'{name}' is incomplete, and could not be cleared: {why}");
             let reason = format!("{}; {state}", trouble.reason);
             self.record.lock().trouble = Some(Trouble::new(trouble.cause, reason));
         }
-        Err(trouble)
+        trouble
     }
 }
 
