@@ -297,6 +297,9 @@ func (i *Image) Extents(offset, length uint64) iter.Seq2[Extent, error] {
 				yield(Extent{}, err)
 				return
 			}
+			if count == 0 {
+				return
+			}
 			for _, c := range found[:count] {
 				extent := newExtent(&c)
 				offset += extent.Length

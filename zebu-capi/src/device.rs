@@ -62,12 +62,10 @@ extern "C" fn zebu_resize(
                 .ok_or_else(|| Failure::misuse(&format!("There is no preallocation '{name}'")))?,
         };
         given(device)?.wait(|queue, device| async move {
-            let is_smaller = size < device.enter().await?.size();
-            if is_smaller && flags & SHRINK == 0 {
-                let why = "The new size is smaller: that needs ZEBU_RESIZE_SHRINK";
-                return Err(zebu::Error::Refused(why.into()));
+            match flags & SHRINK {
+                0 => device.grow(&queue, size, preallocation).await,
+                _ => device.resize(&queue, size, preallocation).await,
             }
-            device.resize(&queue, size, preallocation).await
         })
     })
 }

@@ -149,8 +149,15 @@ extern "C" fn zebu_extents(
         }
         let found = given(device)?.wait(|queue, device| async move {
             let device = device.enter().await?;
+            let size = device.size();
+            let out_of_range = zebu::Error::OutOfRange {
+                offset,
+                length,
+                size,
+            };
+            let end = offset.checked_add(length).ok_or(out_of_range)?;
             let mut found = Vec::new();
-            let mut stream = device.extents(&queue, offset..offset.saturating_add(length));
+            let mut stream = device.extents(&queue, offset..end);
             while found.len() < max {
                 match stream.next().await {
                     None => break,

@@ -88,6 +88,9 @@ void test_errors(void)
 
     int code = zebu_read(disk, &byte, 1, 1 << 20, &error);
     CHECK(is_error(error, ZEBU_ERROR_OUT_OF_RANGE, code));
+    zebu_extent extent;
+    code = (int)zebu_extents(disk, UINT64_MAX, 1, &extent, 1, &error);
+    CHECK(is_error(error, ZEBU_ERROR_OUT_OF_RANGE, code));
     code = zebu_resize(disk, 512, NULL, 0, &error);
     CHECK(is_error(error, ZEBU_ERROR_REFUSED, code));
     code = zebu_snapshot_apply(disk, "none", &error);

@@ -222,11 +222,13 @@ impl Disk {
     /// Changes the number of sectors.
     ///
     /// # Errors
-    /// Those of [`zebu::SharedDevice::resize`].
+    /// Those of [`zebu::SharedDevice::resize`], and EFBIG if the size has no 64 bits.
     pub async fn resize(&self, sectors: u64) -> zebu::Result<()> {
+        let too_large = || std::io::Error::from_raw_os_error(libc::EFBIG);
+        let size = sectors.checked_mul(SECTOR).ok_or_else(too_large)?;
         let resize = self.remote.run(move |queue, device| async move {
             let mode = Preallocation::Off;
-            device.resize(&queue, sectors * SECTOR, mode).await
+            device.resize(&queue, size, mode).await
         });
         resize.await?;
         self.sectors.store(sectors, Ordering::Release);

@@ -121,6 +121,19 @@ impl SharedDevice {
         device.get().resize(queue, size, preallocation).await
     }
 
+    /// As [`SharedDevice::resize`], but never to a smaller size, also if others change it meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`SharedDevice::resize`], and [`Error::Refused`] if the disk is larger.
+    pub async fn grow(&self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        let device = device.get();
+        if size < device.size() {
+            return Err(Error::Refused("the new size is smaller".into()));
+        }
+        device.resize(queue, size, preallocation).await
+    }
+
     /// [`Device::snapshot_create`], as [`SharedDevice::resize`]: no request is in flight at its
     /// instant.
     ///
