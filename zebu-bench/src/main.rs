@@ -4,6 +4,8 @@
 //! makes the page and its charts from that file. [`experiments`] says what is measured, [`inputs`]
 //! makes the images, [`peers`] finds the other programs, [`measure`] runs them in turn.
 
+#![deny(unsafe_code)]
+
 mod bench;
 mod error;
 mod experiments;

@@ -2,6 +2,8 @@
 //! that tests and fuzzers reach qemu-io's command language and the definitions of the commands. This is not
 //! a public API.
 
+#![deny(unsafe_code)]
+
 mod appliance;
 mod arguments;
 mod block_cache;

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -149,10 +149,7 @@ type Identity = (u64, u64);
 
 fn identity(metadata: &fs::Metadata) -> Option<Identity> {
     let kind = metadata.file_type();
-    match kind.is_block_device() {
-        true => Some((u64::MAX, metadata.rdev())),
-        false => kind.is_file().then(|| (metadata.dev(), metadata.ino())),
-    }
+    (kind.is_file() || kind.is_block_device()).then(|| zebu::internal::identity(metadata))
 }
 
 /// The file or block device of a name, and those that its bytes are in. Loop devices may be over

@@ -2,15 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::task::Poll;
 
-use zebu::internal::Polling;
-use zebu::internal::Session;
+use zebu::internal::{Polling, Session, yield_once};
 use zebu::storage::Queue;
 use zebu::tls::ServerTls;
 
@@ -176,15 +174,8 @@ impl Transport {
         if !self.polling.polls_again() {
             return self.queue.readable(&self.stream).await;
         }
-        let mut waited = false;
-        poll_fn(|context| {
-            if std::mem::replace(&mut waited, true) {
-                return Poll::Ready(Ok(()));
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await
+        yield_once().await;
+        Ok(())
     }
 
     /// Fills `buffer`.

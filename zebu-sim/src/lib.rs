@@ -12,6 +12,8 @@
 //! - `run/`: executes steps and compares with the model;
 //! - `shrink`: the fewest steps that fail.
 
+#![deny(unsafe_code)]
+
 #[path = "../../zebu/tests/common/allowed_flags.rs"]
 mod allowed_flags;
 pub mod bitmaps;

@@ -1,6 +1,6 @@
 //! The guest's memory as the front end shares it.
 //!
-//! This file has the crate's only `unsafe` code: memory of the guest becomes an [`Iov`].
+//! The server's only `unsafe` code: memory of the guest becomes an [`Iov`].
 //!
 //! The guest may change its memory at any time, also while a request uses it.
 //! Descriptors and headers are therefore read once (`chain.rs`). Data are only copied, compared

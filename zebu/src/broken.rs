@@ -1,6 +1,6 @@
 //! Rules of the order on the disk, broken on purpose: so a test can show that
 //! it notices (`zebu/tests/crash/breaks.rs`). Only in builds with debug assertions; in all
-//! others nothing is ever broken, and the compiler leaves nothing of the question.
+//! others [`is_broken`] is the constant false.
 
 /// A rule that can be broken. What each says is the rule, not the break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -92,6 +92,7 @@ fn forget_own_peak() {
 }
 
 /// Waits for a child and takes its resource usage with it.
+#[allow(unsafe_code)]
 fn wait4(pid: u32) -> (i32, libc::rusage) {
     let mut status = 0;
     // SAFETY: `rusage` is plain integers, for which all-zero bytes are a value; both pointers are

@@ -46,7 +46,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 24] = [
+const COMMANDS: &[Command] = &[
     (
         "amend",
         "<FILENAME>",
@@ -256,7 +256,7 @@ pub fn help(invocation: &Invocation) -> String {
         "zebu: disk image utility, compatible with qemu-img, qemu-io and qemu-nbd\n\n\
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
-    for (command, _, what, ..) in &COMMANDS {
+    for (command, _, what, ..) in COMMANDS {
         text.push_str(&format!("  {command:<14} {what}\n"));
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));

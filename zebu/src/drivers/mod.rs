@@ -1,6 +1,6 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
-//! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
+//! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the format, opens an image,
 //! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the
 //! capabilities of an image and not on its format, except for what only one format has:
 //! [`AnyImage::as_qcow2`], [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].

@@ -1,8 +1,8 @@
 //! Gates, which one request passes at a time, and ranges, which one request holds at a time.
 //! Waiting is a future: no thread blocks.
 //!
-//! A release wakes all waiting tasks, which then try again. So a waiter that was dropped takes no
-//! wake-up with it.
+//! A release wakes all tasks that wait for the gate, or for a range that overlaps, and they try again.
+//! So a waiter that was dropped takes no wake-up with it.
 
 use super::sync::{Mutex, MutexGuard};
 use std::future::poll_fn;

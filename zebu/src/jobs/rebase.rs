@@ -9,7 +9,6 @@ use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -213,13 +212,9 @@ fn backing_of(device: &Device) -> Option<ImageSpec> {
         .ok()
 }
 
-/// Device and inode, or the device number of a device.
+/// The identity of what a path leads to.
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let metadata = std::fs::metadata(path)?;
-    Ok(match metadata.file_type().is_block_device() {
-        true => (u64::MAX, metadata.rdev()),
-        false => (metadata.dev(), metadata.ino()),
-    })
+    Ok(crate::storage::file::identity(&std::fs::metadata(path)?))
 }
 
 /// The layer of `overlay` from which on its chain is also that of the new backing file, if there is

@@ -259,16 +259,21 @@ impl HostFile {
     /// # Errors
     /// Those of fstat(2).
     pub fn identity(&self) -> io::Result<(u64, u64)> {
-        let metadata = self.std().metadata()?;
-        Ok(match self.properties.is_device {
-            true => (u64::MAX, metadata.rdev()),
-            false => (metadata.dev(), metadata.ino()),
-        })
+        Ok(identity(&self.std().metadata()?))
     }
 
     fn std(&self) -> ManuallyDrop<fs::File> {
         // SAFETY: the descriptor is open, and is not closed by this.
         ManuallyDrop::new(unsafe { fs::File::from_raw_fd(self.fd.as_raw_fd()) })
+    }
+}
+
+/// Device and inode number, or `u64::MAX` and the number of the block device: the same for two names
+/// of one file.
+pub fn identity(metadata: &fs::Metadata) -> (u64, u64) {
+    match metadata.file_type().is_block_device() {
+        true => (u64::MAX, metadata.rdev()),
+        false => (metadata.dev(), metadata.ino()),
     }
 }
 

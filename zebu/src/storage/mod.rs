@@ -19,7 +19,7 @@ mod dropped;
 pub(crate) mod engine;
 pub(crate) mod event;
 mod extent;
-mod file;
+pub(crate) mod file;
 pub(crate) mod host;
 mod join;
 mod lock;
@@ -31,7 +31,7 @@ mod null;
 pub(crate) mod object;
 mod patched;
 pub(crate) mod polling;
-mod queue;
+pub(crate) mod queue;
 #[cfg(feature = "rbd")]
 pub(crate) mod rbd;
 mod ready;

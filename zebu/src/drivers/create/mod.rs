@@ -1,5 +1,5 @@
-//! How images are created: the seam for formats whose images are filled once and then only read.
-//! (raw and qcow2 images can be opened for writing; they have jobs of their own.)
+//! New images of formats that are filled once and then only read. (raw and qcow2 images can be opened
+//! for writing; they have jobs of their own.)
 //!
 //! [`Driver::plan`](super::Driver::plan) checks size and options without I/O, so that wrong ones
 //! are refused before any file is created. [`ImagePlan::begin`] turns empty files into a [`NewImage`]. Any number of workers
@@ -16,7 +16,8 @@
 //! 1. Add the options to [`Driver::create_options`](super::Driver::create_options), in QEMU's order
 //!    and words, followed by those of the file ([`CreateOption::FILE_PREALLOCATION`] and the rest).
 //! 2. Write the function `plan`, an [`ImagePlan`] and a [`NewImage`] in `NAME/create.rs`.
-//! 3. Add a line to the tests in `zebu-cli/tests/cli/new_formats.rs`.
+//! 3. Add a line to the tests in `zebu-cli/tests/cli/new_formats.rs` and
+//!    `zebu/tests/crash/new_images.rs`.
 //!
 //! [`NewBlocks`] places blocks and writes them, [`Linear`] is a disk in one piece, and
 //! [`write_table`] writes tables of any length. `vdi/create.rs` is an example with both layouts.

@@ -7,10 +7,11 @@
 //! 4. *ready*: the refcount may be lowered, and a free cluster taken.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use super::epoch::Epochs;
 use crate::broken::{Rule, is_broken};
+use crate::lock;
 
 /// References whose refcounts may be lowered, one after the other. Those that are
 /// left when it is dropped are ready again.
@@ -39,7 +40,7 @@ impl Ready<'_> {
 
 impl Drop for Ready<'_> {
     fn drop(&mut self) {
-        self.frees.stages().ready.extend(self.list.drain(..));
+        lock(&self.frees.stages).ready.extend(self.list.drain(..));
     }
 }
 
@@ -83,16 +84,12 @@ struct Stages {
 }
 
 impl Frees {
-    fn stages(&self) -> MutexGuard<'_, Stages> {
-        self.stages.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// The mapping in memory has dropped these. To be called after that.
     pub(crate) fn push(&self, freed: Freed) {
         if is_broken(Rule::GoneBeforeFree) {
             return self.push_ready(freed);
         }
-        let mut stages = self.stages();
+        let mut stages = lock(&self.stages);
         stages.count += freed.count;
         // Discards come in order; what is side by side is one.
         if let Some(last) = stages.dropped.last_mut()
@@ -107,31 +104,31 @@ impl Frees {
 
     /// Nothing ever pointed to these.
     pub(crate) fn push_ready(&self, freed: Freed) {
-        self.stages().ready.push(freed);
+        lock(&self.stages).ready.push(freed);
     }
 
     /// What was dropped until now; [`Frees::gone`] or [`Frees::back`] follows.
     pub(crate) fn take_dropped(&self) -> Vec<Freed> {
-        let mut stages = self.stages();
+        let mut stages = lock(&self.stages);
         stages.count = 0;
         std::mem::take(&mut stages.dropped)
     }
 
     /// They are gone from the disk.
     pub(crate) fn gone(&self, freed: Vec<Freed>) {
-        self.stages().gone.extend(freed);
+        lock(&self.stages).gone.extend(freed);
     }
 
     /// They could not be written.
     pub(crate) fn back(&self, freed: Vec<Freed>) {
-        let mut stages = self.stages();
+        let mut stages = lock(&self.stages);
         stages.count += freed.iter().map(|f| f.count).sum::<u64>();
         stages.dropped.extend(freed);
     }
 
     /// Moves on what can move on; one caller at a time.
     pub(crate) fn advance(&self, epochs: &Epochs) {
-        let mut stages = self.stages();
+        let mut stages = lock(&self.stages);
         loop {
             if !stages.waiting.is_empty() {
                 if !epochs.elapsed() {
@@ -152,7 +149,7 @@ impl Frees {
 
     /// Takes what is ready; what is not passed ([`Ready::pass`]) stays ready.
     pub(crate) fn take_ready(&self) -> Ready<'_> {
-        let mut list = std::mem::take(&mut self.stages().ready);
+        let mut list = std::mem::take(&mut lock(&self.stages).ready);
         list.sort_unstable_by_key(|f| f.first);
         Ready {
             frees: self,
@@ -162,12 +159,12 @@ impl Frees {
 
     /// Clusters that wait for a commit.
     pub(crate) fn dropped(&self) -> u64 {
-        self.stages().count
+        lock(&self.stages).count
     }
 
     /// Whether anything is on its way.
     pub(crate) fn is_empty(&self) -> bool {
-        let stages = self.stages();
+        let stages = lock(&self.stages);
         [
             &stages.dropped,
             &stages.gone,

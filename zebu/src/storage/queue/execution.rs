@@ -8,9 +8,9 @@ use super::super::engine::{Op, OpKind};
 /// The queue's thread executes a read, a write, a change of length or a search for holes inline if
 /// it is the only operation in flight and the thread would sleep until its end. While it waits for
 /// descriptors too, or has other work, it does so only with operations that cannot take long: a
-/// write to the page cache, and a read of what lies there. All others are the engine's, but those
-/// through the page cache, and searches for holes, on queues that say otherwise
-/// ([`QueueOptions::inline_buffered`](super::QueueOptions::inline_buffered)).
+/// write to the page cache, and a read of what lies there. With
+/// [`QueueOptions::inline_buffered`](super::QueueOptions::inline_buffered) it always executes these,
+/// and searches for holes. All others are the engine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Execution {
     /// By the queue's thread.

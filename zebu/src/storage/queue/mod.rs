@@ -15,7 +15,7 @@ mod handle;
 mod io;
 mod options;
 mod pool;
-mod tasks;
+pub(crate) mod tasks;
 #[cfg(test)]
 pub(super) mod tests;
 

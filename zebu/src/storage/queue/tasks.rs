@@ -370,7 +370,7 @@ impl Drop for Unbroken {
 }
 
 /// Lets the other tasks of the queue that are ready go on first.
-pub(crate) async fn yield_once() {
+pub async fn yield_once() {
     let mut has_waited = false;
     std::future::poll_fn(|context| {
         if std::mem::replace(&mut has_waited, true) {

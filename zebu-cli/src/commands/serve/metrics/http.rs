@@ -4,7 +4,7 @@
 //! many, the oldest gives way to the next.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -24,6 +24,12 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a failed accept, mostly for want of descriptors, none is tried for this long.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Errors of accept(2) that concern one client.
+const GONE: [ErrorKind; 3] = [
+    ErrorKind::WouldBlock,
+    ErrorKind::Interrupted,
+    ErrorKind::ConnectionAborted,
+];
 /// A document is made anew when it is older: this bounds the work and the memory for many clients.
 const SAMPLE_LIFETIME: Duration = Duration::from_millis(50);
 
@@ -161,11 +167,10 @@ impl<D: Fn() -> String> Server<D> {
                     state: State::Receiving(Vec::new()),
                 });
             }
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                self.paused_until = Some(now + PAUSE);
-            }
             // The client has gone already.
-            Err(_) => {}
+            Err(e) if GONE.contains(&e.kind()) => {}
+            // The listener stays readable.
+            Err(_) => self.paused_until = Some(now + PAUSE),
         }
     }
 
