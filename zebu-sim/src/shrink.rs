@@ -1,6 +1,6 @@
 //! Runs scenarios, with panics as failures, and shrinks a failing one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
@@ -8,7 +8,9 @@ use crate::run::{Report, run};
 use crate::steps::{BitmapChange, Fate, ImageChange, Scenario, Stop, What};
 
 thread_local! {
-    /// The last panic of this thread: place and message.
+    /// Whether this thread simulates.
+    static SIMULATES: Cell<bool> = const { Cell::new(false) };
+    /// The first panic of its simulation: place and message.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -18,15 +20,13 @@ fn keep_panics() {
     HOOK.call_once(|| {
         let print = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            match std::env::var_os("ZEBU_SIM_BACKTRACE") {
-                Some(_) => print(info),
-                None => {
-                    let place = info.location().map(ToString::to_string);
-                    let text = info.payload_as_str().unwrap_or("?");
-                    let text = format!("{text} ({})", place.unwrap_or_default());
-                    PANIC.with_borrow_mut(|panic| _ = panic.get_or_insert(text));
-                }
+            if !SIMULATES.get() || std::env::var_os("ZEBU_SIM_BACKTRACE").is_some() {
+                return print(info);
             }
+            let place = info.location().map(ToString::to_string);
+            let text = info.payload_as_str().unwrap_or("?");
+            let text = format!("{text} ({})", place.unwrap_or_default());
+            PANIC.with_borrow_mut(|panic| _ = panic.get_or_insert(text));
         }));
     });
 }
@@ -35,7 +35,9 @@ fn keep_panics() {
 pub fn attempt(scenario: &Scenario) -> Result<Report, String> {
     keep_panics();
     PANIC.set(None);
+    SIMULATES.set(true);
     let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario)));
+    SIMULATES.set(false);
     result.unwrap_or_else(|_| {
         let text = PANIC.take().unwrap_or_default();
         Err(match text.starts_with("hang: ") {

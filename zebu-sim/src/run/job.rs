@@ -220,7 +220,9 @@ impl Run<'_> {
         if version == Some(2) {
             // Version 2 has no zero clusters.
             for model in self.models() {
-                let zeroes = model.cells.iter_mut().filter(|cell| cell.may_be(ZERO));
+                let views = model.snapshots.iter_mut().map(|view| &mut view.cells);
+                let cells = views.chain([&mut model.cells]).flatten();
+                let zeroes = cells.filter(|cell| cell.may_be(ZERO));
                 zeroes.for_each(|cell| cell.explicit = false);
             }
         }
