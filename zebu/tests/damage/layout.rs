@@ -411,8 +411,8 @@ pub struct Suspects {
     pub header: bool,
     /// Whether the external data file was truncated.
     pub data_file: bool,
-    /// Whether a damaged entry refers to a free cluster, or to a cluster that a session may add to
-    /// the file.
+    /// Whether a damaged entry refers to a free cluster, to a cluster that a session may add to the
+    /// file, or to a structure, which a session may move: data may be written there.
     pub free: bool,
 }
 
@@ -461,8 +461,8 @@ impl Layout {
     /// - The same holds for clusters whose refcount is damaged, and for all clusters if the header
     ///   refers to other refcounts, unless those are invalid. A refcount block at an invalid offset
     ///   is known to be damaged, so the whole disk must survive.
-    /// - A session may write to free clusters, or behind the end of the file, where a damaged entry
-    ///   refers to. These data are lost with that entry.
+    /// - A session may write to free clusters, behind the end of the file, or to where a structure
+    ///   was, where a damaged entry refers to. These data are lost with that entry.
     pub fn suspects(&self, before: &[u8], after: &[u8]) -> Suspects {
         let changed = Changed { before, after };
         let lost = self.lost_refcounts(&changed);
@@ -525,7 +525,9 @@ impl Layout {
             snapshot_table,
             header,
             data_file: false,
-            free: led_to.iter().any(|range| self.has_free(before, range)),
+            free: led_to
+                .iter()
+                .any(|range| self.has_free(before, range) || self.has_field(range)),
         }
     }
 
@@ -593,6 +595,15 @@ impl Layout {
             }
         }
         lost
+    }
+
+    /// Whether a structure is in the clusters of a range.
+    fn has_field(&self, range: &Range<u64>) -> bool {
+        let clusters =
+            range.start / self.cluster * self.cluster..range.end.next_multiple_of(self.cluster);
+        self.fields
+            .iter()
+            .any(|field| overlap(&field.at, &clusters))
     }
 
     /// Whether a range of the sound file has a free cluster.
