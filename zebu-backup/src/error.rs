@@ -29,6 +29,14 @@ pub enum Error {
     /// The set is not as its manifest says, or the request makes no sense.
     #[error("{0}")]
     Refused(String),
+    /// A backup that was verified is not what the disk has: its bitmap has missed a change.
+    #[error("{disk}: the backup differs from the disk at byte {offset}")]
+    Differs {
+        /// The disk.
+        disk: String,
+        /// The first byte that differs.
+        offset: u64,
+    },
     /// The progress callback has stopped it.
     #[error("cancelled")]
     Cancelled,

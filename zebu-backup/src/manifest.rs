@@ -63,6 +63,10 @@ pub struct Entry {
     /// interrupted, have the same numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap: Option<String>,
+    /// SHA-256 of the names of the backing files and data files of the source. If these are others at
+    /// the next point, the disk may have changed without a write, which no bitmap records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names_sha256: Option<String>,
 }
 
 /// What a file of a point has.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use sha2::{Digest, Sha256};
 use zebu::block::FileDriver;
 use zebu::jobs::{
     self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
@@ -101,9 +102,13 @@ impl Set {
             .map(|disk| hold(queue, disk))
             .collect::<Result<_>>()?;
         for ((disk, bitmap), held) in disks.iter().zip(bitmaps).zip(held) {
-            let entry = self.copy(queue, disk, number, options, on_progress)?;
+            let copied = self.copy(queue, disk, number, options, on_progress);
             drop(held);
-            let entry = Entry { bitmap, ..entry };
+            if matches!(copied, Err(Error::Differs { .. })) {
+                // Without a bitmap, the disk is compared with its last point.
+                self.end_bitmaps(queue, disk, None);
+            }
+            let entry = Entry { bitmap, ..copied? };
             point.disks.insert(disk.name.clone(), entry);
         }
         for entry in point.disks.values() {
@@ -115,7 +120,7 @@ impl Set {
         manifest.removing.clear();
         self.save(manifest)?;
         for disk in disks {
-            self.end_bitmaps(queue, disk);
+            self.end_bitmaps(queue, disk, self.last_bitmap(disk));
         }
         Ok(number)
     }
@@ -200,7 +205,8 @@ impl Set {
         let random = files::new_id()?;
         let name = format!("{}{number}-{random}-{}", self.bitmap_prefix(), disk.name);
         let begun = queue.block_on(async {
-            self.remove_bitmaps(queue, disk, &mut device).await?;
+            let kept = self.last_bitmap(disk);
+            self.remove_bitmaps(queue, &mut device, kept).await?;
             device.bitmap_add(queue, &name, None, true).await
         });
         let closed = queue.block_on(device.close(queue));
@@ -215,17 +221,21 @@ impl Set {
         }
     }
 
-    /// Removes the set's bitmaps from an image, except that of the last point: those of interrupted
-    /// backups and of earlier points.
+    /// The bitmap of a disk's last point.
+    fn last_bitmap(&self, disk: &Disk) -> Option<&str> {
+        let (_, entry) = self.manifest().latest(&disk.name)?;
+        entry.bitmap.as_deref()
+    }
+
+    /// Removes the set's bitmaps from an image, except `kept`: those of interrupted backups and of
+    /// earlier points.
     async fn remove_bitmaps(
         &self,
         queue: &Queue,
-        disk: &Disk,
         device: &mut Device,
+        kept: Option<&str>,
     ) -> zebu::Result<()> {
         let prefix = self.bitmap_prefix();
-        let last = self.manifest().latest(&disk.name);
-        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
         for bitmap in device.bitmaps(queue).await? {
             let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
             if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
@@ -235,12 +245,12 @@ impl Set {
         Ok(())
     }
 
-    /// Removes the bitmaps of earlier points. If that fails the next backup does it.
-    fn end_bitmaps(&self, queue: &Queue, disk: &Disk) {
+    /// Removes the set's bitmaps, except `kept`, from an image. If that fails the next backup does it.
+    fn end_bitmaps(&self, queue: &Queue, disk: &Disk, kept: Option<&str>) {
         let Ok(Some(mut device)) = open_for_bitmaps(queue, disk) else {
             return;
         };
-        let ended = queue.block_on(self.remove_bitmaps(queue, disk, &mut device));
+        let ended = queue.block_on(self.remove_bitmaps(queue, &mut device, kept));
         let closed = queue.block_on(device.close(queue));
         if let Err(error) = ended.and(closed) {
             tracing::warn!("{}: old bitmaps are not removed: {error}", disk.name);
@@ -271,7 +281,7 @@ impl Set {
             None => None,
         };
         let source = open(queue, disk)?;
-        let size = source.size();
+        let (size, names_sha256) = (source.size(), names_sha256(&source));
         if let Some(changed) = changed.as_ref().filter(|changed| changed.size() != size) {
             return refuse(format!(
                 "{name}: the size changed from {} to {size} while it was backed up",
@@ -324,6 +334,7 @@ impl Set {
             sha256,
             content_sha256,
             bitmap: None,
+            names_sha256: Some(names_sha256),
         })
     }
 
@@ -339,7 +350,11 @@ impl Set {
             return external_bitmap(queue, disk, bitmap).map_err(Error::image(&disk.name));
         }
         let device = open(queue, disk)?;
-        if let Some(bitmap) = &before.bitmap {
+        let has_names = |names: &String| *names == names_sha256(&device);
+        if !before.names_sha256.as_ref().is_none_or(has_names) {
+            let why = "compared with its last backup: another backing file or data file is named";
+            tracing::warn!("{}: {why}", disk.name);
+        } else if let Some(bitmap) = &before.bitmap {
             match queue.block_on(recorded(queue, &device, bitmap)) {
                 Ok(mut bits) => {
                     // QEMU does not record that a disk was made larger, which may show what a longer
@@ -409,10 +424,10 @@ impl Set {
         let devices = [open(queue, disk)?, self.open_image(queue, file)?];
         let different = compare(&disk.name, devices, Step::Verify, on_progress)?;
         if let Some(range) = different.ranges().next() {
-            return refuse(format!(
-                "{}: the backup differs from the disk at byte {}",
-                disk.name, range.start
-            ));
+            return Err(Error::Differs {
+                disk: disk.name.clone(),
+                offset: range.start,
+            });
         }
         self.hash_content(queue, file, on_progress)
     }
@@ -421,6 +436,22 @@ impl Set {
 /// Opens a disk for reading, which keeps others from writing to it.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
     Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
+}
+
+/// [`Entry::names_sha256`] of a disk.
+fn names_sha256(device: &Device) -> String {
+    let mut hash = Sha256::new();
+    for layer in device.layers() {
+        let header = layer.as_qcow2().map(|image| image.header());
+        let data_file = header.and_then(|header| header.extensions.data_file());
+        let backing = layer.backing().map(|backing| backing.name);
+        for name in [backing, data_file] {
+            let name = name.unwrap_or_default();
+            hash.update((name.len() as u64).to_le_bytes());
+            hash.update(name);
+        }
+    }
+    files::hex(&hash.finalize())
 }
 
 /// Opens the image of a disk, so that no program writes to it until the result is dropped. None of an

@@ -184,6 +184,45 @@ fn points_are_the_disk_as_it_was() {
     }
 }
 
+/// A disk shows something else without a write: its bitmap must not say that nothing has changed.
+#[test]
+fn other_files_behind_a_disk_are_changes() {
+    for (disk, change) in [
+        ("-b b1 -F raw", "rebase -u -b b2 -F raw"),
+        ("-b b1 -F raw", "rebase -u -b"),
+        ("-o data_file=b1", "amend -o data_file=b2"),
+    ] {
+        let lab = Lab::new();
+        lab.make(&format!(
+            "raw b1 1048576; raw b2 2097152; create {disk} disk.qcow2 1M"
+        ));
+        backup(&lab, &[]);
+        let mut args: Vec<&str> = change.split(' ').collect();
+        if args.last() == Some(&"-b") {
+            args.push("");
+        }
+        lab.zebu(&[&args[..], &["disk.qcow2"]].concat()).ok(change);
+        backup(&lab, &[]);
+        assert!(restored(&lab, 2) == content(&lab, "disk.qcow2"), "{change}");
+    }
+}
+
+/// No bitmap tells that a backing file was changed. Once a backup was found to be wrong, the next one is
+/// right.
+#[test]
+fn a_backup_that_differs_is_not_continued() {
+    let lab = Lab::new();
+    lab.make("raw b1 1048576; raw b2 2097152; create -b b1 -F raw disk.qcow2 1M");
+    backup(&lab, &[]);
+    fs::copy(lab.path("b2"), lab.path("b1")).unwrap();
+    let wrong = lab.zebu(&["backup", "--verify", "disk.qcow2", "--to", "set"]);
+    assert_eq!(wrong.status, 1, "{wrong:#?}");
+    assert!(wrong.err.contains("differs from the disk"), "{wrong:#?}");
+    assert_eq!(points(&lab), [1]);
+    backup(&lab, &[]);
+    assert!(restored(&lab, 2) == content(&lab, "disk.qcow2"));
+}
+
 #[test]
 fn disks_without_bitmaps_are_compared() {
     let lab = Lab::new();
