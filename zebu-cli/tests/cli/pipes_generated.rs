@@ -281,6 +281,52 @@ fn convert_over(lab: &Lab, random: &mut Rng, format: &str, over: Over, what: &st
     assert_eq!((got.len(), differs), (length, None), "{what}");
 }
 
+const TARGETS: [(&str, &str); 12] = [
+    ("raw", ""),
+    ("raw", "-o preallocation=falloc"),
+    ("qcow2", ""),
+    ("qcow2", "-c"),
+    ("qcow2", "-o preallocation=metadata"),
+    ("vmdk", ""),
+    ("vmdk", "-o subformat=streamOptimized"),
+    ("vmdk", "-o subformat=monolithicFlat"),
+    ("vdi", ""),
+    ("vdi", "-o static=on"),
+    ("vpc", "-o force_size=on"),
+    ("vhdx", ""),
+];
+
+#[test]
+fn new_images_of_any_format() {
+    if beyond_qemu("QEMU reads no streams") {
+        return;
+    }
+    for_each_seed(2, |_, random, seed| {
+        for form in FORMS.iter().chain([&RAW]) {
+            let lab = Lab::new();
+            let made = make(&lab, random, form, 6 << 20);
+            for _ in 0..2 {
+                let (format, options) = TARGETS[random.below(12) as usize];
+                let sparse = random.pick(&["", "-S 0", "-S 64k", "-m 1", "-W"]);
+                let spill = random.pick(&["", "--spill ."]);
+                let script = format!(
+                    "cat i | \"$0\" convert {spill} {sparse} -f {} -O {format} {options} - out",
+                    form.format
+                );
+                let what = format!("seed {seed}: {made}: {script}");
+                let answer = lab.shell(&script);
+                if answer.status != 0 {
+                    // Some need a spill, or larger parts.
+                    answer.failed_with_one_line(1, &what);
+                    continue;
+                }
+                let compare = ["compare", "-f", format, "-F", "raw", "out", "want"];
+                lab.qemu_img(&compare).ok(&what);
+            }
+        }
+    });
+}
+
 /// A skippable frame of zstd and LZ4.
 fn skippable(random: &mut Rng) -> Vec<u8> {
     let length = match random.below(3) {

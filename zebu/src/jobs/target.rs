@@ -138,9 +138,10 @@ impl Target {
                 };
                 device.write_zeroes(queue, offset, length, zeroing).await
             }
-            Target::New(image) => write_zeroes(&**image, queue, offset, length).await,
-            // What is not written is zero.
+            // Of compressed blocks, what is not written is zero. So are the gaps of a stream.
+            Target::New(image) if image.zlib_block().is_some() => Ok(()),
             Target::Stream(_) => Ok(()),
+            Target::New(image) => write_zeroes(&**image, queue, offset, length).await,
         }
     }
 
