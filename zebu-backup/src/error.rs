@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file of the set.
-    #[error("{path}: {}", zebu::strerror(.source))]
+    #[error("{}: {}", crate::files::shown(.path), zebu::strerror(.source))]
     File {
         /// The file.
         path: PathBuf,

@@ -58,7 +58,7 @@ impl Set {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let directory = directory.display();
+                let directory = files::shown(&directory);
                 return refuse(format!("{directory}: another backup is being made there"));
             }
             Err(TryLockError::Error(error)) => return Err(Error::file(&path)(error)),
@@ -105,7 +105,7 @@ impl Set {
         match path_of(image) {
             Some(path) if files::is_inside(&path, &self.directory)? => refuse(format!(
                 "{}: is in the directory of the backups",
-                path.display()
+                files::shown(&path)
             )),
             _ => Ok(()),
         }
@@ -122,7 +122,7 @@ impl Set {
             Some(_) => self.remove_unused(),
             None => refuse(format!(
                 "{}: the set is open for reading",
-                self.directory.display()
+                files::shown(&self.directory)
             )),
         }
     }
@@ -233,7 +233,7 @@ impl Set {
             None => "no backing file".to_owned(),
         };
         let differs = |what: String, wanted: String| {
-            let path = path.display();
+            let path = files::shown(&path);
             refuse(format!(
                 "{path}: has {what}, not {wanted} as in the manifest"
             ))
@@ -267,7 +267,7 @@ impl Set {
             true => Ok(()),
             false => refuse(format!(
                 "{}: has {found} bytes, not {} as in the manifest",
-                path.display(),
+                files::shown(&path),
                 entry.length
             )),
         }
@@ -280,7 +280,7 @@ impl Set {
             true => Ok(()),
             false => refuse(format!(
                 "{}: its SHA-256 differs from the manifest",
-                self.path(&entry.file).display()
+                files::shown(&self.path(&entry.file))
             )),
         }
     }
@@ -305,7 +305,8 @@ impl Set {
 }
 
 fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
-    Manifest::decode(bytes).map_err(|error| Error::Refused(format!("{}: {error}", path.display())))
+    Manifest::decode(bytes)
+        .map_err(|error| Error::Refused(format!("{}: {error}", files::shown(path))))
 }
 
 /// The path of the file or device that an image is in. None of what has no path, or no valid name.
@@ -324,7 +325,7 @@ fn refuse_files(directory: &Path) -> Result<()> {
         if name != LOCK && name != "manifest.new" {
             return refuse(format!(
                 "{}: there is no manifest, but other files",
-                directory.display()
+                files::shown(directory)
             ));
         }
     }

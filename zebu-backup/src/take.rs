@@ -383,7 +383,7 @@ impl Set {
         before: Option<&Entry>,
         options: &TakeOptions,
     ) -> Result<Target> {
-        let name = path.display().to_string();
+        let name = files::shown(path);
         files::remove(path)?;
         let backing = before.map(|before| {
             NewBacking::new(&before.file).format(Some(Format::QCOW2.name().to_owned()))

@@ -69,7 +69,7 @@ impl Set {
             findings.push(Finding {
                 number: 0,
                 disk: String::new(),
-                text: format!("{}: is not in the manifest", self.path(file).display()),
+                text: format!("{}: is not in the manifest", files::shown(&self.path(file))),
             });
         }
         Ok(findings)
@@ -99,7 +99,7 @@ impl Set {
                     true => Ok(()),
                     false => refuse(format!(
                         "{}: the SHA-256 of the disk's content differs from the manifest",
-                        self.path(&entry.file).display()
+                        files::shown(&self.path(&entry.file))
                     )),
                 }
             }

@@ -7,6 +7,7 @@ pub use zebu::internal::new_image::CreateOptions;
 use zebu::names::split_list;
 
 use crate::failure::Failure;
+use crate::printed::Shown;
 
 /// Whether `-o` requests the list of options.
 pub fn asks_for_help(texts: &[OsString]) -> bool {
@@ -22,7 +23,7 @@ pub fn check_list(text: &OsStr) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::new(format!(
             "Invalid option list: {}",
-            text.display()
+            text.shown()
         ))),
     }
 }

@@ -16,6 +16,7 @@ use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 use crate::failure::Failure;
+use crate::printed::Shown;
 
 static KEPT: Mutex<Option<Objects>> = Mutex::new(None);
 
@@ -23,7 +24,7 @@ static KEPT: Mutex<Option<Objects>> = Mutex::new(None);
 /// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu` or `secret,id=ID,file=FILE`, or the
 /// same as JSON.
 pub fn add(text: &OsStr) -> Result<(), Failure> {
-    let wrong = |why: String| Failure::new(format!("--object {}: {why}", text.display()));
+    let wrong = |why: String| Failure::new(format!("--object {}: {why}", text.shown()));
     let members = members(text).map_err(wrong)?;
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = kept.get_or_insert_default();
@@ -74,7 +75,7 @@ fn secret(members: Members) -> Result<(String, Secret), String> {
 
 /// The text of a file, without a line feed at its end.
 fn read_secret(file: &Path, is_base64: bool) -> Result<String, String> {
-    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.shown());
     let bytes = std::fs::read(file).map_err(|e| wrong(&zebu::strerror(&e)))?;
     let bytes = match is_base64 {
         true => BASE64_STANDARD

@@ -2,7 +2,9 @@
 //! nor drive a terminal.
 
 use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::io::{IsTerminal, stdout};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 pub use zebu::internal::printable;
@@ -35,6 +37,18 @@ pub fn text(text: &str) -> Cow<'_, str> {
     match is_raw() {
         true => text.into(),
         false => printable(text.as_bytes()).into(),
+    }
+}
+
+/// A name in a message.
+pub trait Shown {
+    /// The name on one line, with escapes.
+    fn shown(&self) -> String;
+}
+
+impl<T: AsRef<OsStr> + ?Sized> Shown for T {
+    fn shown(&self) -> String {
+        printable(self.as_ref().as_bytes())
     }
 }
 

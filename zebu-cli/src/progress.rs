@@ -10,6 +10,7 @@ use zebu::jobs;
 use zebu::storage::{Queue, Storage};
 
 use crate::failure::Failure;
+use crate::printed::Shown;
 use crate::signals;
 
 /// The progress of a job over a number of bytes. There is one at a time.
@@ -210,7 +211,7 @@ pub fn incomplete(queue: &Queue, name: &OsStr, file: Option<&dyn Storage>) -> St
     if let Some(file) = file {
         let _ = jobs::mark_incomplete(queue, file);
     }
-    format!("'{}' is incomplete", name.display())
+    format!("'{}' is incomplete", name.shown())
 }
 
 fn bar(total: u64, target: ProgressDrawTarget) -> ProgressBar {

@@ -15,6 +15,7 @@ use zebu::block::StoreSpec;
 use zebu::block::{Device, FileDriver, FileSpec, Layer, NbdSpec};
 use zebu::storage::{FileStamp, OpenFile, Storage};
 
+use crate::printed::Shown;
 use crate::{objects, streams};
 
 /// The message about such a target.
@@ -272,7 +273,7 @@ impl Unchanged {
             None => Ok(()),
             Some((file, _)) => Err(format!(
                 "'{}' was changed while it was read",
-                file.path().display()
+                file.path().shown()
             )),
         }
     }

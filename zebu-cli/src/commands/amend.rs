@@ -14,6 +14,7 @@ use crate::invocation::Invocation;
 use crate::known_options::{help_line, number};
 use crate::new_image::{log2, parse_format};
 use crate::options::{NameOptions, SourceOptions, target_cache};
+use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{open, output, same_file, signals};
 
@@ -152,7 +153,7 @@ fn refuse_loop(device: &Device, changes: &AmendOptions) -> Result<(), Failure> {
     match file_of(name) {
         Ok(file) if same_file::is_in_chain(device, &file.path) => Err(Failure::new(format!(
             "'{}' is in the image's own backing chain, and cannot be its data file",
-            name.display()
+            name.shown()
         ))),
         _ => Ok(()),
     }

@@ -12,6 +12,7 @@ use zebu_backup::{Disk, Set, Step, TakeOptions};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, rate};
+use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::{localtime, open, output, size};
 
@@ -213,7 +214,7 @@ fn take(arguments: &Take) -> Outcome {
                         "point {number}, {disk}: {} of {} in {}",
                         size::human(entry.changed),
                         size::human(entry.size),
-                        Path::new(directory).join(&entry.file).display()
+                        Path::new(directory).join(&entry.file).shown()
                     ))?;
                 }
             }

@@ -11,6 +11,7 @@ use zebu::storage::{CacheMode, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions};
+use crate::printed::Shown;
 use crate::{open, signals, size};
 
 /// Modify persistent dirty bitmaps of an image
@@ -172,7 +173,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let done = arguments.actions.0.iter().try_for_each(|action| {
         job.run(action).map_err(|error| {
-            let (action, name) = (action.name(), bitmap.display());
+            let (action, name) = (action.name(), bitmap.shown());
             Failure::new(format!(
                 "Operation {action} on bitmap {name} failed: {}",
                 with_hint(&error)

@@ -12,6 +12,7 @@ use zebu::storage::Queue;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions, one_name, rate, target_cache};
+use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 
@@ -62,7 +63,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress.finish(false);
         return Err(Failure::new(match &arguments.base {
             Some(base) => {
-                let (base, name) = (base.display(), name.display());
+                let (base, name) = (base.shown(), name.shown());
                 format!("Did not find '{base}' in the backing chain of '{name}'")
             }
             None => "Image does not have a backing file".into(),

@@ -10,6 +10,7 @@ use zebu::storage::{CacheMode, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, source_cache};
+use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 
@@ -135,7 +136,7 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
         }
         Err(CompareError::Status { device, source, .. }) => Err(Failure::new(format!(
             "Sector allocation test failed for {}: {source}",
-            names[device].display()
+            names[device].shown()
         ))
         .with_status(NO_STATUS)),
         Err(CompareError::Read {
@@ -144,7 +145,7 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
             source,
         }) => Err(Failure::new(format!(
             "Error while reading offset {offset} of {}: {source}",
-            names[device].display()
+            names[device].shown()
         ))
         .with_status(CANNOT_READ)),
     };

@@ -14,6 +14,7 @@ use crate::file_name::{as_value, beside, file_of};
 use crate::invocation::Invocation;
 use crate::known_options::{number, option_help};
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format, refuse_object};
+use crate::printed::Shown;
 use crate::{objects, open, output, printed, same_file, size, untrusted};
 
 /// Create and format new image file
@@ -69,13 +70,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         None => None,
     };
     if let Some(extra) = arguments.names.get(2) {
-        return Err(Failure::new(format!("Unexpected argument: {}", extra.display())).with_hint());
+        return Err(Failure::new(format!("Unexpected argument: {}", extra.shown())).with_hint());
     }
     for object in &arguments.object {
         objects::add(object)?;
     }
     create(invocation, &arguments, format, name, size)
-        .map_err(|why| Failure::new(format!("{}: {why}", name.display())))?;
+        .map_err(|why| Failure::new(format!("{}: {why}", name.shown())))?;
     Ok(0)
 }
 
@@ -134,7 +135,7 @@ fn create(
     files.push(file.clone());
     check_not_read(&options, name, backing.as_ref(), &files)?;
     // No file was changed before, so signals end the program by default.
-    invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
+    invocation.end_on_stop(&format!("'{}' is incomplete", name.shown()));
     let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all());
     let files = files.map_err(|e| e.to_string())?;
     if let Some(why) = same_file::refused_open(backing.as_slice(), &files.storages()) {
@@ -167,7 +168,7 @@ fn check_not_read(
         None => same_file::is_same(path.as_ref(), &file.path),
     };
     match files.iter().any(is_read) {
-        true => Err(format!("'{}' reads this file", backing_name.display())),
+        true => Err(format!("'{}' reads this file", backing_name.shown())),
         false => Ok(()),
     }
 }

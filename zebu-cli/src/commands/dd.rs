@@ -16,6 +16,7 @@ use crate::file_name::file_of;
 use crate::invocation::Invocation;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
+use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
 use crate::same_file::Unchanged;
 use crate::{objects, open, same_file, size, untrusted};
@@ -66,7 +67,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     refuse_same_file(&source, &operands.output)?;
     let target = make_target(&queue, format, &operands.output, length, &source)?;
     if range.is_none() {
-        let input = input.display();
+        let input = input.shown();
         invocation.say(&format!("{input}: cannot skip to specified offset"));
     }
     let is_zero = match &target {
@@ -170,7 +171,7 @@ fn creation_failure(output: &OsStr, why: &str) -> Failure {
     }
     Failure::new(format!(
         "{}: error while creating output image: {why}",
-        output.display()
+        output.shown()
     ))
 }
 

@@ -18,6 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
 use crate::invocation::Invocation;
 use crate::options::SourceOptions;
+use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::same_file::Unchanged;
 use crate::{objects, open, same_file};
@@ -78,10 +79,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             capacity: source.size(),
         })
         .collect();
-    let failure = |why: String| Failure::new(format!("{}: {why}", output.display()));
+    let failure = |why: String| Failure::new(format!("{}: {why}", output.shown()));
     for (source, disk) in sources.iter().zip(&arguments.disks) {
         let planned = plan("disk".as_ref(), source.size());
-        planned.map_err(|e| failure(format!("'{}': {e}", disk.display())))?;
+        planned.map_err(|e| failure(format!("'{}': {e}", disk.shown())))?;
     }
     let file = OutputFile::open(output, &sources)?;
     let new = NewAppliance::begin(
@@ -102,7 +103,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let result = job.fill(new, sources).and_then(|()| unchanged.check());
     job.progress.finish(result.is_ok());
-    let state = format!("'{}' is incomplete", output.display());
+    let state = format!("'{}' is incomplete", output.shown());
     match result {
         Ok(()) => Ok(0),
         Err(why) => Err(interrupted(&state).unwrap_or_else(|| failure(format!("{why}; {state}")))),
@@ -120,7 +121,7 @@ struct OutputFile {
 impl OutputFile {
     /// Opens a regular file, or creates it. What it held is there until the appliance begins.
     fn open(name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
-        let failure = |why: String| Failure::new(format!("{}: {why}", name.display()));
+        let failure = |why: String| Failure::new(format!("{}: {why}", name.shown()));
         let spec: FileSpec = file_of(name).map_err(failure)?;
         if !same_file::is_local(&spec) {
             return Err(failure("An appliance is a regular file".into()));

@@ -13,6 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
+use crate::printed::Shown;
 use crate::printed::printable;
 use crate::progress::{Progress, interrupted};
 use crate::{open, signals, untrusted};
@@ -105,7 +106,7 @@ fn open_and_rebase(
     {
         return Err(Failure::new(format!(
             "Could not change the backing file to '{}': backing format must be specified",
-            name.display()
+            name.shown()
         )));
     }
     rebase(
@@ -135,7 +136,7 @@ fn rebase(
     result.map_err(|e| match e {
         RebaseError::Header(e) => Failure::new(format!(
             "Could not change the backing file to '{}': {e}",
-            name.display()
+            name.shown()
         )),
         RebaseError::Engine(e) => {
             let failed = || Failure::new(zebu::strerror(&e).to_string());
@@ -164,7 +165,7 @@ fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
 
 fn cannot_open(backing: &Option<NewBacking>, error: &zebu::Error) -> Failure {
     let name = backing.as_ref().map_or(OsStr::new(""), |b| &b.name);
-    let name = name.display();
+    let name = name.shown();
     Failure::new(format!("Could not open new backing file '{name}': {error}"))
 }
 

@@ -14,6 +14,7 @@ use super::info;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, one_name};
+use crate::printed::Shown;
 use crate::{open, output, signals};
 
 /// List or manipulate snapshots within image
@@ -86,15 +87,15 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         Action::List => return output::report(&info::snapshot_list(snapshots(&device))),
         Action::Create(tag) => (
             create(&queue, &mut device, tag),
-            format!("create snapshot '{}'", tag.display()),
+            format!("create snapshot '{}'", tag.shown()),
         ),
         Action::Apply(tag) => (
             apply(&queue, &mut device, tag),
-            format!("apply snapshot '{}'", tag.display()),
+            format!("apply snapshot '{}'", tag.shown()),
         ),
         Action::Delete(tag) => (
             delete(&queue, &mut device, tag),
-            format!("delete snapshot '{}'", tag.display()),
+            format!("delete snapshot '{}'", tag.shown()),
         ),
     };
     let closed = queue.block_on(device.close(&queue));

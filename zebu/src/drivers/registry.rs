@@ -3,6 +3,7 @@
 use super::format::{Driver, Format};
 use super::{bochs, cloop, dmg, parallels, qcow, qcow2, qed, raw, vdi, vhdx, vmdk, vpc};
 use crate::Error;
+use crate::printable;
 
 /// The registered formats, in the order of probing.
 static DRIVERS: &[&Driver] = &[
@@ -41,7 +42,9 @@ impl std::str::FromStr for Format {
     fn from_str(name: &str) -> Result<Self, Error> {
         Format::all()
             .find(|format| format.name() == name)
-            .ok_or_else(|| Error::Refused(format!("Unknown driver '{name}'")))
+            .ok_or_else(|| {
+                Error::Refused(format!("Unknown driver '{}'", printable(name.as_bytes())))
+            })
     }
 }
 

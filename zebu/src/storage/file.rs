@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -136,7 +137,7 @@ fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        let path = path.display();
+        let path = crate::printable(path.as_os_str().as_bytes());
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("'file' driver requires '{path}' to be a regular file"),

@@ -18,6 +18,7 @@ use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
+use crate::printed::Shown;
 use crate::{open, untrusted};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
@@ -99,7 +100,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         true => Source::Options(file.clone()),
         false => Source::Name(file.clone()),
     };
-    let can_not = |why: String| Failure::new(format!("Could not open '{}': {why}", file.display()));
+    let can_not = |why: String| Failure::new(format!("Could not open '{}': {why}", file.shown()));
     if how.write && how.force_share {
         let text = "force-share=on can only be used with read-only images";
         return Err(can_not(text.into()));
@@ -124,7 +125,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     if let Some(device) = Arc::into_inner(device) {
         let closing = queue.block_on(device.close(&queue));
-        closing.map_err(|e| Failure::new(format!("Could not close '{}': {e}", file.display())))?;
+        closing.map_err(|e| Failure::new(format!("Could not close '{}': {e}", file.shown())))?;
     }
     let time = time?;
     crate::output::say(&format!(

@@ -20,6 +20,7 @@ use crate::commands::{self, manual};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::output;
+use crate::printed::Shown;
 use line::Line;
 
 /// The scripts.
@@ -47,7 +48,7 @@ pub fn print(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         Some((_, text)) => output::report(text),
         None => Err(Failure::new(format!(
             "There are completions for bash, zsh and fish, not for '{}'",
-            shell.display()
+            shell.shown()
         ))),
     }
 }

@@ -10,6 +10,7 @@ use zebu::{Error, ErrorKind};
 use super::Arguments;
 use crate::failure::Failure;
 use crate::invocation::Invocation;
+use crate::printed::Shown;
 
 /// The bitmaps of the only source. Those that are inconsistent or damaged are an error, or left out
 /// with a warning. They are looked at in QEMU's order, the last one first.
@@ -36,7 +37,7 @@ pub fn of_source(
     };
     let mut bitmaps = Vec::new();
     for info in list.into_iter().rev() {
-        let name = OsStr::from_bytes(&info.name).display();
+        let name = OsStr::from_bytes(&info.name).shown();
         match queue.block_on(source.bitmap(queue, &info.name)) {
             Ok(bits) => bitmaps.push((info, bits)),
             Err(error) if !info.inconsistent && error.kind() != ErrorKind::Corrupt => {
@@ -80,7 +81,7 @@ pub fn check_target(
     let list = queue.block_on(target.bitmaps(queue));
     let list = list.map_err(|error| Failure::new(error.to_string()))?;
     for (bitmap, bits) in bitmaps.iter().rev() {
-        let name = OsStr::from_bytes(&bitmap.name).display();
+        let name = OsStr::from_bytes(&bitmap.name).shown();
         if list.iter().any(|other| other.name == bitmap.name) {
             return Err(Failure::new(format!(
                 "Failed to create bitmap {name}: Bitmap already exists: {name}"

@@ -17,6 +17,7 @@ use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::{NewImage, parse_format};
+use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{appliance, open, same_file, streams};
 #[cfg(feature = "object-store")]
@@ -139,7 +140,7 @@ impl Output {
                 }
                 let upload = store.upload(|| signals::stop_signal().is_some());
                 let upload = upload.map_err(|e| {
-                    let name = name.display();
+                    let name = name.shown();
                     crate::progress::interrupted(&format!("nothing was written to '{name}'"))
                         .unwrap_or_else(|| Failure::new(format!("Could not write '{name}': {e}")))
                 })?;
@@ -151,13 +152,13 @@ impl Output {
 
 /// The failure for an output that is also a source.
 pub fn read_from(name: &OsStr) -> Failure {
-    Failure::new(format!("{}: {}", name.display(), same_file::READ_FROM))
+    Failure::new(format!("{}: {}", name.shown(), same_file::READ_FROM))
 }
 
 impl Begun {
     /// Ends what has failed. Returns the state that the target of this name is left in.
     pub fn give_up(self, name: &OsStr) -> String {
-        let name = name.display();
+        let name = name.shown();
         match self {
             Begun::Pipe => format!("'{name}' is incomplete"),
             #[cfg(feature = "object-store")]
@@ -231,7 +232,7 @@ pub fn convert(
     let result = jobs::convert_to_stream(devices, sink, &format, options, events);
     let outcome = ended(result.map(drop), || begun.give_up(arguments.target()))?;
     let mixed = |why| {
-        let name = arguments.target().display();
+        let name = arguments.target().shown();
         Failure::new(format!("{why}; '{name}' may be a mixture"))
     };
     unchanged.check().map_err(mixed)?;

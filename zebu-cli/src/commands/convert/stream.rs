@@ -14,6 +14,7 @@ use super::{Arguments, ended, target};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
+use crate::printed::Shown;
 use crate::progress::{Progress, incomplete};
 use crate::streams::{self, Input};
 use crate::{open, same_file, size, untrusted};
@@ -54,7 +55,7 @@ pub fn open(
             Input::File(file) => *name = file,
             Input::Stream(file) if is_alone => stream = Some(file),
             Input::Stream(_) => {
-                let name = name.display();
+                let name = name.shown();
                 let why = format!("'{name}' is a stream, which must be the only source");
                 return Err(Failure::new(why));
             }
@@ -102,7 +103,7 @@ pub fn spill_file(arguments: &Arguments) -> Result<Option<File>, Failure> {
         return Ok(None);
     };
     tempfile::tempfile_in(folder).map(Some).map_err(|e| {
-        let (folder, why) = (folder.display(), zebu::strerror(&e));
+        let (folder, why) = (folder.shown(), zebu::strerror(&e));
         Failure::new(format!("Could not create a file in '{folder}': {why}"))
     })
 }

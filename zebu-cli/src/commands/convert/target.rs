@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::file_name::{after_file, as_value, beside, file_of};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
+use crate::printed::Shown;
 use crate::{appliance, objects, open, same_file, untrusted};
 
 /// What a target gets.
@@ -146,7 +147,7 @@ fn creation_failure(name: &OsStr, format: &str, why: &str) -> Failure {
     }
     Failure::new(format!(
         "{}: error while converting {format}: {why}",
-        name.display()
+        name.shown()
     ))
 }
 
@@ -285,7 +286,9 @@ impl Wanted<'_> {
         let storage = file.storage();
         self.check_open(std::slice::from_ref(&storage))?;
         let length = storage.len();
-        self.check_size(length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?)?;
+        let length = length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
+        // Of a raw image a part of the last sector may be missing, here and in a source.
+        self.check_size(length.next_multiple_of(512))?;
         Ok(Target::Raw(storage))
     }
 

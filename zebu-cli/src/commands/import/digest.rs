@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+use crate::printed::Shown;
 use sha2::{Digest as _, Sha256, Sha512};
 
 /// A kind of checksum.
@@ -72,17 +73,26 @@ impl Digests {
         let mut is_found = false;
         for line in list.split(|byte| *byte == b'\n') {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
+            let escaped = line.strip_prefix(b"\\");
+            let line = escaped.unwrap_or(line);
             let Some((hex, listed)) = tagged(line).or_else(|| plain(line)) else {
                 continue;
             };
-            let base = listed.rsplit(|byte| *byte == b'/').next().unwrap_or(listed);
+            let listed = match escaped {
+                Some(_) => unescaped(listed),
+                None => listed.to_vec(),
+            };
+            let base = listed
+                .rsplit(|byte| *byte == b'/')
+                .next()
+                .unwrap_or(&listed);
             let hex = std::str::from_utf8(hex).unwrap_or_default();
             if let Some(kind) = Digest::of_length(hex.len()).filter(|_| base == name.as_bytes()) {
                 self.add(kind, hex)?;
                 is_found = true;
             }
         }
-        let name = name.display();
+        let name = name.shown();
         match is_found {
             true => Ok(()),
             false => Err(format!("the list of checksums has none for '{name}'")),
@@ -120,6 +130,24 @@ fn tagged(line: &[u8]) -> Option<(&[u8], &[u8])> {
         .or(line.strip_prefix(b"SHA512 ("))?;
     let end = rest.windows(4).rposition(|part| part == b") = ")?;
     Some((&rest[end + 4..], &rest[..end]))
+}
+
+/// A name in a line that begins with a backslash, as sha256sum writes those with a backslash or a
+/// line break.
+fn unescaped(name: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::new();
+    let mut bytes = name.iter();
+    while let Some(byte) = bytes.next() {
+        plain.push(match byte {
+            b'\\' => match bytes.next() {
+                Some(b'n') => b'\n',
+                Some(b'r') => b'\r',
+                other => *other.unwrap_or(byte),
+            },
+            other => *other,
+        });
+    }
+    plain
 }
 
 /// Computes the checksums of bytes that come: SHA-256 always, others if they are wanted.

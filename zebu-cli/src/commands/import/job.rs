@@ -20,6 +20,7 @@ use super::verdict::{Cause, Record, Trouble};
 use super::{Bounds, Digests, Wanted, Watch};
 use crate::commands::convert::{self, stream, target};
 use crate::failure::Failure;
+use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{open, untrusted};
 
@@ -140,12 +141,12 @@ impl Job {
         }
         let bytes = opened.read_all(LIST);
         let bytes = bytes.map_err(|e| {
-            let why = format!("'{}': {}", list.display(), zebu::strerror(&e));
+            let why = format!("'{}': {}", list.shown(), zebu::strerror(&e));
             Trouble::new(Cause::Source, why)
         })?;
         let listed = digests.add_listed(&bytes, name);
         listed
-            .map_err(|why| Trouble::new(Cause::Checksum, format!("'{}': {why}", list.display())))?;
+            .map_err(|why| Trouble::new(Cause::Checksum, format!("'{}': {why}", list.shown())))?;
         Ok(digests)
     }
 
@@ -330,7 +331,7 @@ impl Job {
         let path = Path::new(super::path(&self.wanted.target));
         let trouble = self.cause_of(trouble);
         if let Err(e) = clear(path, existed) {
-            let (name, why) = (path.display(), zebu::strerror(&e));
+            let (name, why) = (path.shown(), zebu::strerror(&e));
             let state = format!("'{name}' is incomplete, and could not be cleared: {why}");
             let reason = format!("{}; {state}", trouble.reason);
             self.record.lock().trouble = Some(Trouble::new(trouble.cause, reason));

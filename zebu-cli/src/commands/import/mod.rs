@@ -22,6 +22,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::known_options::option_help;
 use crate::options::{NameOptions, SourceOptions};
+use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{output, same_file, signals, size, streams, untrusted};
 use digest::{Digest, Digests};
@@ -131,7 +132,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     match (trouble, lost) {
         (None, None) => Ok(0),
         (None, Some(lost)) => {
-            let target = wanted.target.display();
+            let target = wanted.target.shown();
             Err(Failure::new(format!("{lost}; the image is in '{target}'")))
         }
         (Some(trouble), lost) => {
@@ -157,7 +158,7 @@ fn check_output(wanted: &Wanted) -> Result<(), Failure> {
             false => same_file::is_printed_to(path).then_some(same_file::PRINTED_TO),
         };
         if let Some(why) = why {
-            return Err(Failure::new(format!("{}: {why}", name.display())));
+            return Err(Failure::new(format!("{}: {why}", name.shown())));
         }
     }
     Ok(())
@@ -181,7 +182,7 @@ fn wanted(arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
     };
     let (source, target) = (source.clone(), target.clone());
     if zebu::names::protocol(&target).is_some_and(|protocol| protocol != "file") || target == "-" {
-        let name = target.display();
+        let name = target.shown();
         let why = format!("'{name}': the target must be a file or a block device");
         return Err(Failure::new(why));
     }

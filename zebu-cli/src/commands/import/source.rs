@@ -20,6 +20,7 @@ use zebu::storage::{self, FileStamp, OpenFile, Queue, QueueOptions, Storage};
 use super::digest::{Digests, Hashing};
 use super::verdict::{Cause, Record, Trouble};
 use crate::options::NameOptions;
+use crate::printed::Shown;
 use crate::streams::{self, Input};
 use crate::{block_cache, objects, same_file, size};
 
@@ -92,7 +93,7 @@ impl Opened {
             false => (named(name)?, None),
         };
         let trouble = |e: zebu::Error| {
-            let name = name.display();
+            let name = name.shown();
             Trouble::new(Cause::Source, format!("Could not open '{name}': {e}"))
         };
         if let Some(file) = file.as_ref().filter(|file| is_remote(file)) {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 
 use super::number::MAX_REQUEST;
+use crate::printed::Shown;
 
 /// What a command writes.
 #[derive(Debug)]
@@ -24,9 +25,9 @@ impl Content {
         let mut bytes = Vec::new();
         let read = File::open(name).and_then(|file| file.take(MAX_REQUEST).read_to_end(&mut bytes));
         match read {
-            Ok(0) => Err(format!("{}: file is empty", name.display())),
+            Ok(0) => Err(format!("{}: file is empty", name.shown())),
             Ok(_) => Ok(Content::Bytes(bytes)),
-            Err(error) => Err(format!("{}: {}", name.display(), zebu::strerror(&error))),
+            Err(error) => Err(format!("{}: {}", name.shown(), zebu::strerror(&error))),
         }
     }
 

@@ -6,6 +6,7 @@ use zebu::names::{Source, without_queries};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::file_name::as_value;
+use crate::printed::printable;
 
 /// The image to open, and the options of opening.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +74,7 @@ impl Opening {
     pub fn cannot(&self, why: impl std::fmt::Display) -> String {
         match &self.name {
             Some(name) => {
-                let name = without_queries(&name.to_string_lossy());
+                let name = printable(without_queries(&name.to_string_lossy()).as_bytes());
                 format!("can't open device {name}: {why}")
             }
             None => format!("can't open: {why}"),

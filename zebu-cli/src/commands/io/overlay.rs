@@ -13,6 +13,7 @@ use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
 use crate::file_name::{as_value, is_remote};
+use crate::printed::Shown;
 use crate::{open, untrusted};
 
 /// The directory of temporary images, without `TMPDIR`. They may be large, and `/tmp` is often
@@ -52,7 +53,7 @@ impl Overlay {
         let file = tempfile::tempfile_in(&directory).map_err(|error| {
             format!(
                 "Could not create a temporary file in '{}': {}",
-                directory.display(),
+                directory.shown(),
                 zebu::strerror(&error)
             )
         })?;

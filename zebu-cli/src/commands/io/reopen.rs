@@ -12,6 +12,7 @@ use super::getopt::Getopt;
 use super::image::OpenImage;
 use super::opening::Opening;
 use super::session::{Command, Session};
+use crate::printed::Shown;
 
 /// reopen.
 pub const COMMANDS: &[Command] = &[Command {
@@ -61,7 +62,7 @@ impl Flags {
                 ('c', Some(value)) => match value.to_string_lossy().parse() {
                     Ok(cache) => flags.cache = Some(cache),
                     Err(()) => {
-                        let text = format!("Invalid cache option: {}", value.display());
+                        let text = format!("Invalid cache option: {}", value.shown());
                         return Err(Failure::Named(text));
                     }
                 },
@@ -141,7 +142,7 @@ fn is_unchanged(image: &OpenImage, key: &str, value: &OsStr) -> Result<bool, Str
     if ["file", "backing"].contains(&key) {
         return Err(format!(
             "Cannot find device='' nor node-name='{}'",
-            value.display()
+            value.shown()
         ));
     }
     let spec = &image.device.top().spec;
@@ -178,7 +179,7 @@ fn change(
         ("read-only", Some(true)) if opening.read_only => {}
         ("read-only", Some(true)) => {
             let name = opening.name.as_deref().unwrap_or_default();
-            let name = name.display();
+            let name = name.shown();
             return Err(format!(
                 "Read-only block node '{name}' cannot support read-write users"
             ));

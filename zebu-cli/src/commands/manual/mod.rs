@@ -22,6 +22,7 @@ use crate::arguments::{
 };
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
+use crate::printed::Shown;
 use examples::{Example, examples_of};
 use texts::Entry;
 
@@ -57,7 +58,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new(why));
     }
     let folder = Path::new(folder);
-    let failed = |error| Failure::new(format!("{}: {error}", folder.display()));
+    let failed = |error| Failure::new(format!("{}: {error}", folder.shown()));
     fs::create_dir_all(folder).map_err(failed)?;
     for page in pages() {
         let path = folder.join(format!("{}.1", page.name.replace(' ', "-")));

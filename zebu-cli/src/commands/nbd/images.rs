@@ -11,6 +11,7 @@ use zebu_nbd::{Export, ExportOptions};
 
 use super::arguments::Arguments;
 use crate::failure::Failure;
+use crate::printed::Shown;
 use crate::size;
 
 /// Name of the export, and the image.
@@ -31,7 +32,7 @@ fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
                 all.push((name.into(), OsStr::from_bytes(image).into()));
             }
             _ => {
-                let text = text.display();
+                let text = text.shown();
                 let text = format!("--export expects NAME=IMAGE, not '{text}'");
                 return Err(Failure::new(text));
             }
@@ -108,7 +109,7 @@ fn bitmaps(
             .block_on(device.live_bitmap(queue, name.as_bytes()))
             .map_err(|e| Failure::new(e.to_string().lines().next().unwrap_or_default()))?;
         let Some(name) = name.to_str() else {
-            let name = name.display();
+            let name = name.shown();
             let text = format!("Bitmap '{name}' has a name that is not UTF-8, as NBD requires");
             return Err(Failure::new(text));
         };

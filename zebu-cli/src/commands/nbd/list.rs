@@ -13,6 +13,7 @@ use zebu::internal::nbd::{
 
 use super::arguments::Arguments;
 use crate::failure::{Failure, Outcome};
+use crate::printed::Shown;
 use crate::{output, printed};
 
 /// How long a server may take to answer.
@@ -66,7 +67,7 @@ fn connect(arguments: &Arguments) -> Result<(String, Box<dyn Stream>), Failure> 
                 stream.set_read_timeout(limit)?;
                 Ok(Box::new(stream) as _)
             });
-            (path.display().to_string(), connected)
+            (path.shown().to_string(), connected)
         }
         None => {
             let host = arguments.bind.as_deref().unwrap_or("0.0.0.0");

@@ -18,6 +18,7 @@ use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, version};
+use crate::printed::Shown;
 pub use arguments::Arguments;
 
 /// Clients at a time at most, where no limit is given.
@@ -74,7 +75,7 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
         let listener = Listener::unix(Path::new(path)).map_err(|e| {
             Failure::new(format!(
                 "Failed to bind socket to {}: {}",
-                path.display(),
+                path.shown(),
                 zebu::strerror(&e)
             ))
         })?;

@@ -8,6 +8,7 @@ use zebu::tls::ServerTls;
 use super::arguments::Arguments;
 use crate::failure::Failure;
 use crate::objects::{KEYS, Kind, Object};
+use crate::printed::Shown;
 
 /// What TLS needs, if it is wanted.
 pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
@@ -42,7 +43,7 @@ pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
 
 /// Credentials of a server.
 fn object(text: &OsStr) -> Result<Object, Failure> {
-    let fail = |why: &str| Failure::new(format!("--object {}: {why}", text.display()));
+    let fail = |why: &str| Failure::new(format!("--object {}: {why}", text.shown()));
     let object = Object::parse(text).map_err(|why| fail(&why))?;
     if object.is_server != Some(true) {
         return Err(fail("Expecting TLS credentials with a server endpoint"));

@@ -14,6 +14,7 @@ use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 use crate::commands::io::opening::Opening;
 use crate::commands::io::overlay::Overlay;
 use crate::failure::Failure;
+use crate::printed::Shown;
 use crate::{open, untrusted};
 
 /// A thread that waits for longer has nothing to do, and sleeps.
@@ -146,7 +147,7 @@ impl ImageArguments {
         let failure = |why: String| {
             Failure::new(format!(
                 "Failed to blk_new_open '{0}': Could not open '{0}': {why}",
-                name.display()
+                name.shown()
             ))
         };
         let mut options = options.clone();

@@ -17,6 +17,7 @@ use zebu::internal::Statistics;
 use zebu::storage::Queue;
 
 use crate::failure::Failure;
+use crate::printed::Shown;
 pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
 pub use log::Log;
@@ -91,13 +92,13 @@ fn close_one(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), 
         // What is durable is; the rest is as after a crash.
         let text = format!(
             "Could not close '{}': a connection failed to end",
-            name.display()
+            name.shown()
         );
         return Err(Failure::new(text));
     };
     queue
         .block_on(device.close(queue))
-        .map_err(|e| Failure::new(format!("Could not close '{}': {e}", name.display())))
+        .map_err(|e| Failure::new(format!("Could not close '{}': {e}", name.shown())))
 }
 
 /// Prints what was done with each export.
@@ -135,7 +136,7 @@ impl PidFile {
         fs::write(path, format!("{}\n", std::process::id())).map_err(|e| {
             Failure::new(format!(
                 "Cannot write pid file {}: {}",
-                path.display(),
+                path.shown(),
                 zebu::strerror(&e)
             ))
         })?;

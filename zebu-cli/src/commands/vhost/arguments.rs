@@ -9,6 +9,7 @@ use zebu_vhost::MAX_QUEUES;
 
 use crate::commands::serve::{ImageArguments, MetricsArguments};
 use crate::failure::Failure;
+use crate::printed::Shown;
 use crate::size;
 
 /// Serves images to virtual machines.
@@ -111,7 +112,7 @@ impl Arguments {
 
     /// An `--export`: as `-device` and the like, a comma in a value is doubled.
     fn further(&self, text: &OsStr) -> Result<Wanted, Failure> {
-        let fail = |why: &str| Failure::new(format!("--export {}: {why}", text.display()));
+        let fail = |why: &str| Failure::new(format!("--export {}: {why}", text.shown()));
         let mut parts = split_list(text).into_iter();
         let first = parts.next().unwrap_or_default();
         let mut first = first.as_bytes().splitn(2, |b| *b == b'=');

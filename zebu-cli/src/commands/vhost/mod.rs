@@ -15,6 +15,7 @@ use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
+use crate::printed::Shown;
 pub use arguments::Arguments;
 use arguments::Wanted;
 
@@ -120,10 +121,7 @@ fn listen(path: &OsStr) -> Result<Listener, Failure> {
     let listener = std::path::absolute(Path::new(path)).and_then(|path| Listener::unix(&path));
     listener.map_err(|e| {
         let why = zebu::strerror(&e);
-        Failure::new(format!(
-            "Failed to bind socket to {}: {why}",
-            path.display()
-        ))
+        Failure::new(format!("Failed to bind socket to {}: {why}", path.shown()))
     })
 }
 

@@ -17,6 +17,7 @@ use crate::block::{Device, FileSpec, Format, Objects, OpenedFile};
 use crate::drivers::{ImagePlan, PlanRequest};
 use crate::error::WithErrno;
 use crate::names::protocol;
+use crate::printable;
 use crate::qcow2::Compression;
 use crate::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 use crate::{Error, Result, codec, drivers};
@@ -41,7 +42,7 @@ fn not_creatable(name: &str) -> String {
     } else if is_format(name) {
         format!("Creating images of format '{name}' is not part of this version")
     } else {
-        format!("Unknown file format '{name}'")
+        format!("Unknown file format '{}'", printable(name.as_bytes()))
     }
 }
 

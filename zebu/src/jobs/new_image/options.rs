@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::block::{CreateOption, Format, OptionKind};
 use crate::drivers::{CreateValue, CreateValues};
 use crate::names::{SizeError, parse_integer, parse_size, parse_switch, split_list};
+use crate::printable;
 
 /// The options that are file names, of any bytes. The others are UTF-8.
 const NAMES: [&str; 2] = ["backing_file", "data_file"];
@@ -42,6 +43,7 @@ impl CreateOptions {
             };
             // QEMU ends a name at a comma, also at a doubled one.
             let name = key.split(',').next().unwrap_or(key);
+            let name = printable(name.as_bytes());
             let option = find(key).ok_or_else(|| format!("Invalid parameter '{name}'"))?;
             check_value(option, value)?;
             options.set(key, value);

@@ -15,6 +15,7 @@ use zebu::block::{Device, FileSpec};
 use zebu::storage::Queue;
 
 use crate::failure::Failure;
+use crate::printed::Shown;
 use crate::same_file;
 use crate::survey::{self, Survey};
 use canvas::Canvas;
@@ -56,7 +57,7 @@ pub fn draw(
     let path = Path::new(path);
     let sources = std::slice::from_ref(device);
     if let Some(why) = same_file::refused_new(sources, &FileSpec::new(path)) {
-        return Err(Failure::new(format!("{why}: '{}'", path.display())));
+        return Err(Failure::new(format!("{why}: '{}'", path.shown())));
     }
     let failed = |e| Failure::new(format!("Failed to read image metadata: {e}"));
     let survey = Survey::of(queue, device, range, draw::MOST_CELLS).map_err(failed)?;
@@ -70,7 +71,7 @@ pub fn draw(
     };
     picture.draw(&mut *canvas);
     replace(path, &canvas.finish()).map_err(|e| {
-        let (path, why) = (path.display(), zebu::strerror(&e));
+        let (path, why) = (path.shown(), zebu::strerror(&e));
         Failure::new(format!("Could not write '{path}': {why}"))
     })
 }

@@ -21,6 +21,7 @@ use zebu_nbd::Listener;
 use super::{Exported, failed};
 use crate::failure::Failure;
 use crate::metrics_address::MetricsAddress;
+use crate::printed::Shown;
 
 /// Where metrics are asked for.
 #[derive(Debug, Args)]
@@ -92,13 +93,13 @@ fn listen(text: &OsStr) -> Result<Vec<Listener>, Failure> {
         }
         Some(MetricsAddress::Tcp(host, port)) => Listener::tcp(host, *port),
         None => {
-            let text = text.display();
+            let text = text.shown();
             let text = format!("Invalid metrics address '{text}': HOST:PORT or unix:PATH expected");
             return Err(Failure::new(text));
         }
     };
     let listeners = listening.map_err(|e| {
-        let (text, why) = (text.display(), zebu::strerror(&e));
+        let (text, why) = (text.shown(), zebu::strerror(&e));
         Failure::new(format!("Failed to serve metrics at {text}: {why}"))
     })?;
     for listener in &listeners {
