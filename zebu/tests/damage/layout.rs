@@ -570,11 +570,16 @@ impl Layout {
         overlap(&path.data, lost) || table.is_some_and(|at| overlap(&(at..at + self.cluster), lost))
     }
 
-    /// The bytes of the file whose refcounts have undetectable damage.
+    /// The bytes of the file whose refcounts have undetectable damage, or to which refcounts may be
+    /// written.
     fn lost_refcounts(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
         let mut lost = Vec::new();
-        for (number, block) in (0..).zip(self.blocks.iter().copied()) {
+        // Also of the next entry, for which there is no block.
+        for (number, block) in (0..).zip(self.blocks.iter().copied().chain([0])) {
             let at = self.refcount_table.start + number * 8;
+            if at >= self.refcount_table.end {
+                break;
+            }
             let all = self.counted(number, block, block..block + self.cluster);
             let entry = be64(changed.after, at) & !511;
             if entry != block {
@@ -582,6 +587,10 @@ impl Layout {
                     !entry.is_multiple_of(self.cluster) || entry >= changed.after.len() as u64;
                 if !known || at + 8 > changed.after.len() as u64 {
                     lost.push(all);
+                }
+                // What is taken for a block gets refcounts.
+                if !known && entry != 0 {
+                    lost.push(entry..entry + self.cluster);
                 }
                 continue;
             }
@@ -629,13 +638,14 @@ impl Layout {
     }
 
     /// Whether reading cluster `n` of the active disk may fail although a check finds nothing: its
-    /// compressed bytes are damaged, or its damaged entry refers to the external data file.
+    /// compressed bytes are damaged, or a damaged entry leads to another place of the external data
+    /// file.
     pub fn may_be_unreadable(&self, before: &[u8], after: &[u8], n: u64) -> bool {
         let changed = Changed { before, after };
         let path = self.paths[0].get(n as usize);
         path.is_some_and(|path| {
             (path.compressed && changed.touches(&path.data))
-                || (self.data_file && changed.touches(&path.entry))
+                || (self.data_file && (changed.touches(&path.l1) || changed.touches(&path.entry)))
         })
     }
 
