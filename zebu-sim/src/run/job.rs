@@ -295,6 +295,7 @@ impl Run<'_> {
         let is_kept = |bitmap: &Bitmap| names.iter().any(|name| *name == bitmap.name.as_bytes());
         self.model.bitmaps.retain(is_kept);
         self.others.clear();
+        self.former.clear();
         self.untidy = false;
         self.flags = false;
         for cell in &mut self.model.cells {

@@ -52,6 +52,9 @@ impl Run<'_> {
             self.interrupted = true;
             self.undo_marks();
         }
+        if self.restarted {
+            self.others.append(&mut self.former);
+        }
         // Clusters whose refcounts could not be read are not freed, which fails no request.
         self.untidy |= self.disk.hits().reads > 0;
         self.disk.clear_faults();
@@ -77,7 +80,7 @@ impl Run<'_> {
         };
         if let Err(e) = fits(&self.model) {
             match self.others.iter().position(|other| fits(other).is_ok()) {
-                Some(which) => self.model = self.others.swap_remove(which),
+                Some(which) => std::mem::swap(&mut self.model, &mut self.others[which]),
                 None => {
                     let others: Vec<_> = self.others.iter().map(|o| fits(o).unwrap_err()).collect();
                     let others = match others.is_empty() {
@@ -90,7 +93,11 @@ impl Run<'_> {
                 }
             }
         }
-        self.others.clear();
+        let others = std::mem::take(&mut self.others);
+        match std::mem::take(&mut self.closed) || self.restarted {
+            true => self.former.clear(),
+            false => self.former.extend(others),
+        }
         match self.damaged {
             false => note_lost(&mut self.model.bitmaps, &bitmaps),
             true if bitmaps.len() != self.model.bitmaps.len() => self.model.bitmaps.clear(),

@@ -31,6 +31,7 @@ impl<'a> Run<'a> {
             version: origin.create.version,
             model: Model::default(),
             others: Vec::new(),
+            former: Vec::new(),
             session: None,
             damaged: false,
             lost_snapshots: false,
@@ -39,6 +40,7 @@ impl<'a> Run<'a> {
             untidy: false,
             flags: false,
             restarted: false,
+            closed: false,
             change_dropped: false,
             disk,
         };

@@ -120,6 +120,9 @@ struct Run<'a> {
     /// Other contents that the image may have when it is opened again, after a change of the whole
     /// image that failed or was interrupted.
     others: Vec<Model>,
+    /// Those that it did not have when it was opened, but may have again if the next flush fails:
+    /// what decided it is not durable.
+    former: Vec<Model>,
     session: Option<Session>,
     /// The file was damaged: requests may fail, but must not return wrong data.
     damaged: bool,
@@ -135,6 +138,8 @@ struct Run<'a> {
     flags: bool,
     /// Everything has stopped since the last verification: the content is durable.
     restarted: bool,
+    /// The last session was closed well.
+    closed: bool,
     /// A change of the whole image was dropped: writes fail until it is opened again.
     change_dropped: bool,
 }
@@ -156,7 +161,8 @@ impl Run<'_> {
 
     /// The models that a change applies to.
     fn models(&mut self) -> impl Iterator<Item = &mut Model> {
-        std::iter::once(&mut self.model).chain(&mut self.others)
+        let models = std::iter::once(&mut self.model).chain(&mut self.others);
+        models.chain(&mut self.former)
     }
 
     fn step(&mut self, step: &Step) -> Verdict {

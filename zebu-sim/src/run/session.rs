@@ -329,6 +329,7 @@ impl Run<'_> {
                         session.flushed(began);
                     }
                     self.models().for_each(|model| model.flushed(began));
+                    self.former.clear();
                 }
             }
             _ => {
@@ -392,6 +393,7 @@ impl Run<'_> {
         match result {
             Some(Ok(())) => {
                 self.interrupted = false;
+                self.closed = true;
                 self.models().for_each(Model::all_durable);
             }
             Some(Err(e)) => {
