@@ -38,7 +38,7 @@ fn run(source: &Opening, target: &NewFile, how: &How, reporter: &mut Reporter) -
     let options = ConvertOptions::default()
         .rate(how.rate)
         .workers(how.workers);
-    Ok(begun.fill(&queue, source, options, |now| reporter.report(now))?)
+    Ok(begun.fill(source, options, |now| reporter.report(now))?)
 }
 
 /// Writes the content of an image to a new one. `progress` takes the bytes done and their total.

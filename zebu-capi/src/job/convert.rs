@@ -67,10 +67,10 @@ extern "C" fn zebu_convert(
             let queue = Queue::new(QueueOptions::default().engine(engine))?;
             let source = opening.open(&queue)?;
             let begun = target.begin(&queue, &source, compress)?;
-            Ok((queue, source, begun))
+            Ok((source, begun))
         };
-        start(prepare, move |(queue, source, begun), state| {
-            begun.fill(&queue, source, job, |now| state.progress(now))?;
+        start(prepare, move |(source, begun), state| {
+            begun.fill(source, job, |now| state.progress(now))?;
             Ok(Outcome::Converted)
         })
     })

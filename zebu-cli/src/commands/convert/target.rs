@@ -407,6 +407,7 @@ impl Wanted<'_> {
         let cache = files.cache_mode();
         drop(files);
         let source = self.source(create.value("backing_file"), create.get("backing_fmt"));
+        options.new_image = true;
         let device = self.open_device(&source, &[cache], options);
         Ok(Target::Image(device.map_err(touched)?))
     }

@@ -69,6 +69,7 @@ impl Header {
             compression: Compression::Zlib,
             unknown_fields: Vec::new(),
             extensions: Extensions::new(),
+            unfinished: false,
         };
         if header.version >= 3 {
             header.incompatible = u64_at(72);

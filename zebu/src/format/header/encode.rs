@@ -1,6 +1,8 @@
 //! Writing a header.
 
-use super::super::bounds::{MAX_BACKING_NAME, check_cluster_bits, check_version};
+use super::super::bounds::{
+    INCOMPLETE_VERSION, MAX_BACKING_NAME, check_cluster_bits, check_version,
+};
 use super::super::error::FormatError;
 use super::super::extensions::EXTENSION_FEATURE_NAMES;
 use super::super::features::INCOMPATIBLE_KNOWN;
@@ -36,7 +38,11 @@ impl Header {
 
         let mut out = Vec::with_capacity(cluster_size as usize);
         out.extend_from_slice(&MAGIC.to_be_bytes());
-        out.extend_from_slice(&self.version.to_be_bytes());
+        let version = match self.unfinished {
+            true => INCOMPLETE_VERSION,
+            false => self.version,
+        };
+        out.extend_from_slice(&version.to_be_bytes());
         out.extend_from_slice(&backing_offset.to_be_bytes());
         // Fits: at most 1023, see `backing_place`.
         out.extend_from_slice(&(name.len() as u32).to_be_bytes());

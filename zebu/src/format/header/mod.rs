@@ -78,6 +78,8 @@ pub struct Header {
     pub unknown_fields: Vec<u8>,
     /// The extensions.
     pub extensions: Extensions,
+    /// Whether it is written with a version that no program opens. An image that has it is refused.
+    pub unfinished: bool,
 }
 
 /// The first fields, which determine how many bytes must be read.
@@ -125,6 +127,7 @@ impl Header {
             compression: Compression::Zlib,
             unknown_fields: vec![0; HEADER_LENGTH_V3 as usize - COMPRESSION_AT - 1],
             extensions: Extensions::new(),
+            unfinished: false,
         };
         if cluster_bits > FEATURE_NAMES_ABOVE_BITS {
             header

@@ -20,6 +20,7 @@ pub use error::ConvertError;
 pub(super) use output::Output;
 
 use super::chunks::Chunks;
+use super::incomplete::Unfinished;
 use super::packing::Packing;
 use super::progress::{IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
@@ -54,6 +55,9 @@ options! {
         /// The target has the same backing file as the source: ranges that the source's top image
         /// leaves to it are left to it in the target (`-B`).
         pub above_backing: bool,
+        /// The target was created for this. If it is a qcow2 image, no program opens it before the
+        /// conversion has ended well.
+        pub new_image: bool,
         /// Only what is dirty here is written, in whole clusters of the target; the target leaves
         /// the rest to its backing file. There is one source.
         pub only: Option<Arc<DirtyBits>>,
@@ -94,6 +98,7 @@ impl Default for ConvertOptions {
             sparse: ZERO_BLOCK,
             zero_from: None,
             above_backing: false,
+            new_image: false,
             only: None,
             compress: None,
             any_order: false,
@@ -204,6 +209,11 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
+    let mut target = target;
+    let unfinished = match options.new_image {
+        true => Unfinished::begin(&mut target, engine)?,
+        false => None,
+    };
     let bitmaps = std::mem::take(&mut options.bitmaps);
     let job = Arc::new(Job {
         chunk: target.cluster_size().max(match options.compress {
@@ -245,7 +255,8 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
                 Ok(()) => &bitmaps[..],
                 Err(_) => &[],
             };
-            ended.and(close(target, bitmaps, total, engine))
+            ended.and(close(target, bitmaps, total, engine))?;
+            unfinished.map_or(Ok(()), Unfinished::end)
         }
     }
 }

@@ -167,34 +167,26 @@ impl Creation {
 }
 
 impl Begun {
-    /// Writes the content of `source`. After an error a qcow2 image is marked as incomplete.
+    /// Writes the content of `source`. Until then no program opens a qcow2 image.
     ///
     /// # Errors
     /// Those of [`jobs::convert`].
     pub fn fill(
         self,
-        queue: &Queue,
         source: Device,
         options: ConvertOptions,
         mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<()> {
         let options = options
             .compress(self.compress)
+            .new_image(true)
             .zero_from(self.is_zero.then_some(0));
-        // It stays open, and locked, when the device is closed.
-        let file = self.target.qcow2_file();
         let on_event = |event| match event {
             ConvertEvent::Progress(now) => on_progress(now),
             // Only with `salvage`, which is not set.
             ConvertEvent::Unreadable { .. } => ControlFlow::Continue(()),
         };
-        jobs::convert(vec![source], self.target, &options, on_event).map_err(|error| {
-            if let Some(file) = file {
-                // The job has failed already.
-                let _ = jobs::mark_incomplete(queue, &*file);
-            }
-            failure(error)
-        })
+        jobs::convert(vec![source], self.target, &options, on_event).map_err(failure)
     }
 }
 

@@ -24,6 +24,7 @@ use work::Job;
 
 use super::channel::Channel;
 use super::convert::{ConvertError, ConvertEvent, ConvertOptions, Output};
+use super::incomplete::Unfinished;
 use super::packing::Packing;
 use super::progress::IntoControlFlow;
 use super::rate_limiter::RateLimiter;
@@ -100,6 +101,11 @@ pub fn convert_stream<G: IntoControlFlow>(
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
+    let mut target = target;
+    let unfinished = match options.new_image {
+        true => Unfinished::begin(&mut target, engine)?,
+        false => None,
+    };
     let (size, resize) = (stream.size(), stream_options.resize);
     let pool = Pool::new(stream.block_len().max(target.cluster_size()) as usize);
     let mut stream_options = stream_options;
@@ -153,7 +159,8 @@ pub fn convert_stream<G: IntoControlFlow>(
     closed.map_err(|source| ConvertError::Write {
         offset: size,
         source,
-    })
+    })?;
+    unfinished.map_or(Ok(()), Unfinished::end)
 }
 
 /// Reads the stream to its end. None: the workers have stopped.

@@ -555,14 +555,19 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     let source = Device::from_storage(queue, Arc::new(Memory::new(content.clone())), &source);
     let target = history.open(queue, &writable(rng));
     let began = history.disk.now();
+    let new_image = rng.one_in(2);
     let convert = ConvertOptions::default()
+        .new_image(new_image)
         .workers(Some(1 + rng.below(4) as usize))
         .zero_from(Some(0))
         .compress(compress.then(CompressOptions::default))
         .any_order(rng.one_in(2))
         .engine(ENGINE);
     let target = Target::Image(target);
-    let written = Change::Write(0, content);
+    let written = Change::Write(0, content.clone());
+    if new_image {
+        history.layout.filled = Some((began..u64::MAX, content));
+    }
     if let Err(e) = jobs::convert(vec![source.unwrap()], target, &convert, |_| {}) {
         history.allow(&e);
         history.note_failure(began, written);
@@ -571,5 +576,8 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     history.note(began, written);
     let began = history.disk.now();
     history.note(began, Change::Flush);
+    if let Some((times, _)) = &mut history.layout.filled {
+        times.end = began;
+    }
     history
 }
