@@ -215,6 +215,8 @@ fn ambiguous(invocation: &Invocation, argument: &str, names: &[String]) -> Optio
     let prefix = invocation.prefix();
     let text = match &meant[..] {
         [] => return None,
+        // It is an option of another action.
+        [_] if !given.contains('=') => return None,
         [name] => format!("{prefix}: option{name} doesn't allow an argument"),
         _ => format!(
             "{prefix}: option '{argument}' is ambiguous; possibilities:{}",

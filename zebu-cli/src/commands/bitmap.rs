@@ -157,7 +157,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let options = SourceOptions::from(arguments.image.clone());
     let queue = open::queue()?;
-    let how = open::options(name, &options, CacheMode::WriteBack)?.write(true);
+    let how = open::options(name, &options, CacheMode::WriteBack)?;
+    let how = how.write(true).no_backing(true);
     let mut device = open::device_with(&queue, name, &options, &how)?;
     let source = match &arguments.source_file {
         Some(name) => Some(open_source(&queue, name, arguments.source_format.clone())?),
@@ -192,7 +193,7 @@ fn open_source(queue: &Queue, name: &OsStr, format: Option<String>) -> Result<De
         format,
         ..NameOptions::default()
     });
-    let how = open::options(name, &options, CacheMode::WriteBack)?;
+    let how = open::options(name, &options, CacheMode::WriteBack)?.no_backing(true);
     open::device_with(queue, name, &options, &how)
 }
 

@@ -604,6 +604,24 @@ fn rebase_and_external_snapshots_keep_bitmaps() {
 }
 
 #[test]
+fn bitmaps_need_no_backing_file() {
+    if !ready() {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create -u -b nowhere -F qcow2 a.q 1M; create -u -b nowhere -F qcow2 b.q 1M");
+    for file in ["a.q", "b.q"] {
+        lab.zebu(&["bitmap", "--add", file, "b0"]).ok("add");
+    }
+    let merge = [
+        "bitmap", "--merge", "b0", "-b", "b.q", "-F", "qcow2", "a.q", "b0",
+    ];
+    lab.zebu(&merge).ok("merge");
+    lab.zebu(&["bitmap", "--clear", "a.q", "b0"]).ok("clear");
+    lab.zebu(&["bitmap", "--remove", "a.q", "b0"]).ok("remove");
+}
+
+#[test]
 fn going_back_to_a_snapshot_makes_everything_dirty() {
     if !ready() {
         return;

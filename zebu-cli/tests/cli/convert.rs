@@ -113,6 +113,25 @@ fn an_output_that_exists_is_replaced() {
 }
 
 #[test]
+fn into_a_file_without_the_rest_of_its_last_sector() {
+    let lab = Lab::new();
+    lab.make("raw source 1000000");
+    for length in [1_000_000, 1_000_447, 1_000_448, 999_936] {
+        fs::write(lab.path("target"), vec![7; length]).expect("target");
+        let convert = [
+            "convert", "-n", "-f", "raw", "-O", "raw", "source", "target",
+        ];
+        let answer = lab.zebu(&convert);
+        assert_eq!(answer.status, i32::from(length < 999_937), "{answer:#?}");
+        if answer.status == 0 {
+            let found = fs::read(lab.path("target")).expect("target");
+            let source = fs::read(lab.path("source")).expect("source");
+            assert!(found[..1_000_000] == source, "{length}");
+        }
+    }
+}
+
+#[test]
 fn into_an_existing_file() {
     let lab = lab();
     for options in [

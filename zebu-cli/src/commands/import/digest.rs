@@ -200,6 +200,11 @@ mod tests {
             .unwrap();
         assert_eq!(digests.get(Digest::Sha256), Some(&*a));
         assert_eq!(digests.get(Digest::Sha512), Some(&*b.to_lowercase()));
+        let escaped = format!("\\{a}  x/a\\\\b\\nc\n");
+        let mut digests = Digests::default();
+        digests
+            .add_listed(escaped.as_bytes(), OsStr::new("a\\b\nc"))
+            .unwrap();
         let error = Digests::default().add_listed(list.as_bytes(), OsStr::new("disk"));
         assert!(error.unwrap_err().contains("none for 'disk'"));
         let twice = format!("{a}  x\n{}  x\n", "c".repeat(64));
