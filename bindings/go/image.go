@@ -297,6 +297,7 @@ func (i *Image) Extents(offset, length uint64) iter.Seq2[Extent, error] {
 				yield(Extent{}, err)
 				return
 			}
+			// The image ends before the range.
 			if count == 0 {
 				return
 			}

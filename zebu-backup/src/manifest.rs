@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use zebu::internal::printable;
 
 use crate::error::{Result, refuse};
 
@@ -63,10 +64,11 @@ pub struct Entry {
     /// interrupted, have the same numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap: Option<String>,
-    /// SHA-256 of the names of the backing files and data files of the source. If these are others at
-    /// the next point, the disk may have changed without a write, which no bitmap records.
+    /// SHA-256 of the formats and paths of what the source consists of beside its own file: backing
+    /// files and data files. If these are others at the next point, the disk may have changed without
+    /// a write, which no bitmap records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub names_sha256: Option<String>,
+    pub chain_sha256: Option<String>,
 }
 
 /// What a file of a point has.
@@ -202,6 +204,14 @@ impl Manifest {
         points.find_map(|point| Some((point, point.disks.get(disk)?)))
     }
 
+    /// The bitmap of a disk's last point is not used any more.
+    pub(crate) fn forget_bitmap(&mut self, disk: &str) {
+        let mut points = self.points.iter_mut().rev();
+        if let Some(entry) = points.find_map(|point| point.disks.get_mut(disk)) {
+            entry.bitmap = None;
+        }
+    }
+
     /// Names of the files that the points and merges have.
     pub(crate) fn files(&self) -> BTreeSet<&str> {
         let points = self.points.iter().flat_map(|point| point.disks.values());
@@ -293,7 +303,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     {
         false => Ok(()),
         true => refuse(format!(
-            "'{name}' cannot be the name of a disk: letters, digits, '-', '_' and '.' can"
+            "'{}' cannot be the name of a disk: letters, digits, '-', '_' and '.' can",
+            printable(name.as_bytes())
         )),
     }
 }

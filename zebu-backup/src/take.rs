@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -106,7 +107,9 @@ impl Set {
             drop(held);
             if matches!(copied, Err(Error::Differs { .. })) {
                 // Without a bitmap, the disk is compared with its last point.
-                self.end_bitmaps(queue, disk, None);
+                let mut manifest = self.manifest().clone();
+                manifest.forget_bitmap(&disk.name);
+                self.save(manifest)?;
             }
             let entry = Entry { bitmap, ..copied? };
             point.disks.insert(disk.name.clone(), entry);
@@ -120,7 +123,7 @@ impl Set {
         manifest.removing.clear();
         self.save(manifest)?;
         for disk in disks {
-            self.end_bitmaps(queue, disk, self.last_bitmap(disk));
+            self.end_bitmaps(queue, disk);
         }
         Ok(number)
     }
@@ -205,8 +208,7 @@ impl Set {
         let random = files::new_id()?;
         let name = format!("{}{number}-{random}-{}", self.bitmap_prefix(), disk.name);
         let begun = queue.block_on(async {
-            let kept = self.last_bitmap(disk);
-            self.remove_bitmaps(queue, &mut device, kept).await?;
+            self.remove_bitmaps(queue, disk, &mut device).await?;
             device.bitmap_add(queue, &name, None, true).await
         });
         let closed = queue.block_on(device.close(queue));
@@ -221,21 +223,17 @@ impl Set {
         }
     }
 
-    /// The bitmap of a disk's last point.
-    fn last_bitmap(&self, disk: &Disk) -> Option<&str> {
-        let (_, entry) = self.manifest().latest(&disk.name)?;
-        entry.bitmap.as_deref()
-    }
-
-    /// Removes the set's bitmaps from an image, except `kept`: those of interrupted backups and of
-    /// earlier points.
+    /// Removes the set's bitmaps from an image, except that of the last point: those of interrupted
+    /// backups and of earlier points.
     async fn remove_bitmaps(
         &self,
         queue: &Queue,
+        disk: &Disk,
         device: &mut Device,
-        kept: Option<&str>,
     ) -> zebu::Result<()> {
         let prefix = self.bitmap_prefix();
+        let last = self.manifest().latest(&disk.name);
+        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
         for bitmap in device.bitmaps(queue).await? {
             let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
             if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
@@ -245,12 +243,12 @@ impl Set {
         Ok(())
     }
 
-    /// Removes the set's bitmaps, except `kept`, from an image. If that fails the next backup does it.
-    fn end_bitmaps(&self, queue: &Queue, disk: &Disk, kept: Option<&str>) {
+    /// Removes the bitmaps of earlier points. If that fails the next backup does it.
+    fn end_bitmaps(&self, queue: &Queue, disk: &Disk) {
         let Ok(Some(mut device)) = open_for_bitmaps(queue, disk) else {
             return;
         };
-        let ended = queue.block_on(self.remove_bitmaps(queue, &mut device, kept));
+        let ended = queue.block_on(self.remove_bitmaps(queue, disk, &mut device));
         let closed = queue.block_on(device.close(queue));
         if let Err(error) = ended.and(closed) {
             tracing::warn!("{}: old bitmaps are not removed: {error}", disk.name);
@@ -281,7 +279,7 @@ impl Set {
             None => None,
         };
         let source = open(queue, disk)?;
-        let (size, names_sha256) = (source.size(), names_sha256(&source));
+        let (size, chain_sha256) = (source.size(), chain_sha256(&source));
         if let Some(changed) = changed.as_ref().filter(|changed| changed.size() != size) {
             return refuse(format!(
                 "{name}: the size changed from {} to {size} while it was backed up",
@@ -334,7 +332,7 @@ impl Set {
             sha256,
             content_sha256,
             bitmap: None,
-            names_sha256: Some(names_sha256),
+            chain_sha256: Some(chain_sha256),
         })
     }
 
@@ -350,9 +348,9 @@ impl Set {
             return external_bitmap(queue, disk, bitmap).map_err(Error::image(&disk.name));
         }
         let device = open(queue, disk)?;
-        let has_names = |names: &String| *names == names_sha256(&device);
-        if !before.names_sha256.as_ref().is_none_or(has_names) {
-            let why = "compared with its last backup: another backing file or data file is named";
+        let is_as_before = |chain: &String| *chain == chain_sha256(&device);
+        if !before.chain_sha256.as_ref().is_none_or(is_as_before) {
+            let why = "compared with its last backup: it has another backing file or data file";
             tracing::warn!("{}: {why}", disk.name);
         } else if let Some(bitmap) = &before.bitmap {
             match queue.block_on(recorded(queue, &device, bitmap)) {
@@ -438,17 +436,24 @@ fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
     Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
 }
 
-/// [`Entry::names_sha256`] of a disk.
-fn names_sha256(device: &Device) -> String {
+/// [`Entry::chain_sha256`] of a disk.
+fn chain_sha256(device: &Device) -> String {
     let mut hash = Sha256::new();
-    for layer in device.layers() {
-        let header = layer.as_qcow2().map(|image| image.header());
-        let data_file = header.and_then(|header| header.extensions.data_file());
-        let backing = layer.backing().map(|backing| backing.name);
-        for name in [backing, data_file] {
-            let name = name.unwrap_or_default();
-            hash.update((name.len() as u64).to_le_bytes());
-            hash.update(name);
+    let mut add = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    for (depth, layer) in device.layers().iter().enumerate() {
+        let has_data_file = |image: &zebu::qcow2::Image| image.header().has_data_file();
+        let has_data_file = layer.as_qcow2().is_some_and(has_data_file);
+        // The file of the disk itself may be named in another way: the bitmap is in it.
+        let own = (depth > 0).then(|| layer.file().path());
+        let data = has_data_file.then(|| layer.data().path());
+        add(layer.format().name().as_bytes());
+        for path in [own, data] {
+            let path = path.unwrap_or(Path::new(""));
+            let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            add(real.as_os_str().as_bytes());
         }
     }
     files::hex(&hash.finalize())

@@ -156,9 +156,10 @@ fn new_backing(arguments: &Arguments) -> Option<NewBacking> {
 /// Formats that only QEMU supports may be named, too.
 fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
     match name {
-        Some(name) if !is_format(name) => {
-            Err(Failure::new(format!("Invalid format name: '{name}'")))
-        }
+        Some(name) if !is_format(name) => Err(Failure::new(format!(
+            "Invalid format name: '{}'",
+            name.shown()
+        ))),
         _ => Ok(()),
     }
 }

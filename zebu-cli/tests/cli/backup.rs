@@ -190,11 +190,12 @@ fn other_files_behind_a_disk_are_changes() {
     for (disk, change) in [
         ("-b b1 -F raw", "rebase -u -b b2 -F raw"),
         ("-b b1 -F raw", "rebase -u -b"),
+        ("-b b3 -F qcow2", "rebase -u -b b3 -F raw"),
         ("-o data_file=b1", "amend -o data_file=b2"),
     ] {
         let lab = Lab::new();
         lab.make(&format!(
-            "raw b1 1048576; raw b2 2097152; create {disk} disk.qcow2 1M"
+            "raw b1 1048576; raw b2 2097152; create b3 1M; create {disk} disk.qcow2 1M"
         ));
         backup(&lab, &[]);
         let mut args: Vec<&str> = change.split(' ').collect();

@@ -700,6 +700,11 @@ fn a_device_holds_a_disk_or_none() {
         let answer = lab.zebu(&[&["import"], args].concat());
         (answer, status, fs::read(device).unwrap())
     });
+    // Larger than the device, which is known before anything is written.
+    lab.make("create large.qcow2 9M");
+    fs::write(device, vec![9; 8 << 20]).unwrap();
+    let untouched = lab.zebu(&["import", "-O", "raw", "large.qcow2", device]);
+    let left = fs::read(device).unwrap();
     // Larger than the device, which is told at the end of a stream only.
     let large = lab.shell(&format!("cat x.raw x.raw x.raw | \"$0\" import - {device}"));
     lab.shell(&format!("losetup -d {device}")).ok("losetup");
@@ -713,6 +718,8 @@ fn a_device_holds_a_disk_or_none() {
         }
     }
     says(&verdict(&large, 6), "of the target");
+    says(&verdict(&untouched, 6), "Cannot grow device files");
+    assert!(left == vec![9; 8 << 20]);
 }
 
 #[test]

@@ -253,8 +253,11 @@ impl World {
             let key = option.split(['=']).next().unwrap_or_default();
             // QEMU destroys data that snapshots share.
             let keeps = self.kind.version == 3 && (by == By::Zebu || self.snaps.is_empty());
-            let fits =
-                !options.contains(&format!(",{key}=")) && (key != "discard-no-unref" || keeps);
+            // Without this QEMU leaves the content of a raw data file.
+            let passes = by == By::Zebu || !self.is_data_raw();
+            let fits = !options.contains(&format!(",{key}="))
+                && (key != "discard-no-unref" || keeps)
+                && (key != "pass-discard-request" || passes);
             if fits && rng.one_in(one_in) {
                 options.push(',');
                 options.push_str(option);

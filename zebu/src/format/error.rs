@@ -17,7 +17,7 @@ pub enum FormatError {
     #[error("Unsupported qcow2 version {0}")]
     UnsupportedVersion(u32),
     /// The version by which `mark_incomplete` marks a new image that was not finished.
-    #[error("Image is incomplete: what made it has failed")]
+    #[error("Image is incomplete: what makes it has not finished")]
     Incomplete,
     /// Fewer than 9 or more than 21 cluster bits.
     #[error("Unsupported cluster size: 2^{0}")]

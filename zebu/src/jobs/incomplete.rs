@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::convert::ConvertError;
 use super::target::Target;
 use super::workers;
-use crate::Result;
 use crate::format::{INCOMPLETE_VERSION, MAGIC};
 use crate::storage::{self, EngineKind, Queue, Storage};
+use crate::{Error, Result};
 
 /// Marks the qcow2 image in `file`, which is closed, as incomplete: its header gets a version
 /// that no program opens, and that zebu reports as incomplete. Format probing still finds
@@ -59,24 +59,30 @@ impl Unfinished {
         let (file, version) = (image.file().clone(), image.version());
         let queue = workers::queue(engine).map_err(ConvertError::Engine)?;
         let set = queue.block_on(device.change_header(&queue, |header| header.unfinished = true));
-        let begun = |()| {
-            Some(Unfinished {
-                file,
-                version,
-                engine,
-            })
+        let unfinished = Unfinished {
+            file,
+            version,
+            engine,
         };
-        set.map(begun).map_err(failure)
+        match set {
+            Ok(()) => Ok(Some(unfinished)),
+            Err(error) => Err(unfinished.failed(&queue, error)),
+        }
     }
 
     /// Takes the mark away, durably, when the image is closed.
     pub(super) fn end(self) -> Result<(), ConvertError> {
         let queue = workers::queue(self.engine).map_err(ConvertError::Engine)?;
         let ended = queue.block_on(write_version(&queue, &*self.file, self.version));
-        ended.map_err(failure)
+        ended.map_err(|error| self.failed(&queue, error))
     }
-}
 
-fn failure(source: crate::Error) -> ConvertError {
-    ConvertError::Write { offset: 0, source }
+    /// Sets the mark after an error, with which the header is one or the other.
+    fn failed(&self, queue: &Queue, error: Error) -> ConvertError {
+        let _ = queue.block_on(write_version(queue, &*self.file, INCOMPLETE_VERSION));
+        ConvertError::Write {
+            offset: 0,
+            source: error.during("Could not write the header"),
+        }
+    }
 }

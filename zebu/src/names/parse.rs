@@ -11,7 +11,6 @@ use super::image_options::check_preallocation;
 use super::nbd;
 use super::path::{beside, check_path, protocol, without_prefix};
 use super::{blkdebug, json, null};
-#[cfg(feature = "http")]
 use crate::block::HttpSpec;
 #[cfg(feature = "nbd")]
 use crate::block::NbdSpec;
@@ -25,6 +24,8 @@ use crate::block::{
 };
 #[cfg(feature = "object-store")]
 use crate::block::{StoreKind, StoreSpec};
+#[cfg(feature = "http")]
+use crate::printable;
 use crate::storage::EngineKind;
 
 /// How deep images and files nest in options.
@@ -246,7 +247,10 @@ pub(super) fn file(
         Some("rbd") => rbd_image(options, name),
         #[cfg(feature = "ssh")]
         Some("ssh") => ssh_file(options, name),
-        Some(protocol) if driver.is_none() => Err(format!("Unknown protocol '{protocol}'")),
+        Some(protocol) if driver.is_none() => Err(format!(
+            "Unknown protocol '{}'",
+            printable(protocol.as_bytes())
+        )),
         Some(driver) => match driver.parse() {
             Ok(format) => image_file(format, options, name, depth),
             Err(_) => Err(unknown_driver(driver)),

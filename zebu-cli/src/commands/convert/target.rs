@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use zebu::block::{Device, FileSpec, Format};
 use zebu::internal::new_image::in_first;
-use zebu::jobs::{ConvertError, ConvertOptions, Target};
+use zebu::jobs::{self, ConvertError, ConvertOptions, Target};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
@@ -381,6 +381,12 @@ impl Wanted<'_> {
             why,
             is_touched: true,
         };
+        if let NewImage::Raw { size, .. } = &image
+            && files.is_shorter_device(*size).map_err(failure)?
+        {
+            // As the error of making it, which would not tell that nothing was written.
+            return Err(failure(zebu::Error::Refused("Cannot grow device files".into())).into());
+        }
         options.above_backing = backing.is_some();
         if let NewImage::Planned(plan) = &image {
             let new = files.begin(self.queue, &**plan);
@@ -408,8 +414,16 @@ impl Wanted<'_> {
         drop(files);
         let source = self.source(create.value("backing_file"), create.get("backing_fmt"));
         options.new_image = true;
-        let device = self.open_device(&source, &[cache], options);
-        Ok(Target::Image(device.map_err(touched)?))
+        match self.open_device(&source, &[cache], options) {
+            Ok(device) => Ok(Target::Image(device)),
+            Err(e) => {
+                // It is a valid image without the data.
+                if let Ok(files) = NewFiles::open(&file, &image, &[cache], &objects::all()) {
+                    let _ = jobs::mark_incomplete(self.queue, &*files.storages()[0]);
+                }
+                Err(touched(e))
+            }
+        }
     }
 
     /// The options of the image, including those of the command line.

@@ -11,6 +11,7 @@ use zebu::names::without_queries;
 
 use super::digest::{Digest, Digests};
 use crate::json::{self, Map, Value};
+use crate::printed::Shown;
 use crate::signals;
 
 /// Why an import fails.
@@ -155,7 +156,7 @@ impl Record {
     /// Why the image is refused for what it names.
     pub fn refused_names(&self) -> Option<Trouble> {
         let known = self.lock();
-        let name = |name: &[u8]| OsStr::from_bytes(name).display().to_string();
+        let name = |name: &[u8]| OsStr::from_bytes(name).shown();
         let (what, name) = if let Some(backing) = &known.backing_file {
             ("a backing file", name(backing))
         } else if let Some(data) = &known.data_file {

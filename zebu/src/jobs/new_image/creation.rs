@@ -167,7 +167,7 @@ impl Creation {
 }
 
 impl Begun {
-    /// Writes the content of `source`. Until then no program opens a qcow2 image.
+    /// Writes the content of `source`. A new qcow2 image does not open before this has ended well.
     ///
     /// # Errors
     /// Those of [`jobs::convert`].

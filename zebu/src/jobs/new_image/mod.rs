@@ -388,6 +388,12 @@ impl NewFiles {
         !data.storage.is_device()
     }
 
+    /// Whether the file of the image is a device of less than `size` bytes.
+    pub fn is_shorter_device(&self, size: u64) -> Result<bool> {
+        let storage = &self.file.storage;
+        Ok(storage.is_device() && storage.len()? < size)
+    }
+
     /// How the file of the image was opened.
     pub fn cache_mode(&self) -> CacheMode {
         self.file.storage.cache_mode()
@@ -476,7 +482,10 @@ pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
         Some(protocol) if is_remote(&protocol) => {
             FileSpec::resolve(name, None).map_err(|e| e.to_string())
         }
-        Some(protocol) => Err(format!("Unknown protocol '{protocol}'")),
+        Some(protocol) => Err(format!(
+            "Unknown protocol '{}'",
+            printable(protocol.as_bytes())
+        )),
         None => Ok(FileSpec::new(name)),
     }
 }

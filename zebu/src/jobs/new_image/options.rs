@@ -107,7 +107,7 @@ fn check_value(option: &CreateOption, value: &OsStr) -> Result<(), String> {
             true => Ok(()),
             false => Err(format!(
                 "Parameter '{name}' does not accept value '{}'",
-                value.display()
+                printable(value.as_bytes())
             )),
         };
     };

@@ -2,9 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::printable;
 use crate::storage::CacheMode;
 use crate::tls::ClientTls;
 
@@ -29,9 +31,14 @@ pub enum NbdServer {
 impl fmt::Display for NbdServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NbdServer::Unix(path) => write!(f, "{}", path.display()),
-            NbdServer::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            NbdServer::Tcp { host, port } => write!(f, "{host}:{port}"),
+            NbdServer::Unix(path) => f.write_str(&printable(path.as_os_str().as_bytes())),
+            NbdServer::Tcp { host, port } => {
+                let (host, port) = (printable(host.as_bytes()), printable(port.as_bytes()));
+                match host.contains(':') {
+                    true => write!(f, "[{host}]:{port}"),
+                    false => write!(f, "{host}:{port}"),
+                }
+            }
         }
     }
 }
