@@ -11,6 +11,7 @@ use super::image_options::check_preallocation;
 use super::nbd;
 use super::path::{beside, check_path, protocol, without_prefix};
 use super::{blkdebug, json, null};
+#[cfg(feature = "http")]
 use crate::block::HttpSpec;
 #[cfg(feature = "nbd")]
 use crate::block::NbdSpec;
@@ -24,7 +25,6 @@ use crate::block::{
 };
 #[cfg(feature = "object-store")]
 use crate::block::{StoreKind, StoreSpec};
-#[cfg(feature = "http")]
 use crate::printable;
 use crate::storage::EngineKind;
 
