@@ -13,8 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
-use crate::printed::Shown;
-use crate::printed::printable;
+use crate::printed::{Shown, printable};
 use crate::progress::{Progress, interrupted};
 use crate::{open, signals, untrusted};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::convert::ConvertError;
+use super::convert::{ConvertError, ConvertOptions};
 use super::target::Target;
 use super::workers;
 use crate::format::{INCOMPLETE_VERSION, MAGIC};
@@ -45,14 +45,16 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// Sets the mark, durably. The device keeps it when it writes the header.
+    /// Sets the mark, durably, if the target is a new qcow2 image. The device keeps it when it writes
+    /// the header.
     pub(super) fn begin(
         target: &mut Target,
-        engine: EngineKind,
+        options: &ConvertOptions,
     ) -> Result<Option<Self>, ConvertError> {
-        let Target::Image(device) = target else {
+        let (Target::Image(device), true) = (target, options.new_image) else {
             return Ok(None);
         };
+        let engine = options.engine;
         let Ok(image) = device.top_qcow2() else {
             return Ok(None);
         };

@@ -189,7 +189,7 @@ pub fn convert<G: IntoControlFlow>(
 /// [`convert`] of sources that are used once more.
 pub(super) fn convert_shared<G: IntoControlFlow>(
     sources: &Arc<Vec<Device>>,
-    target: Target,
+    mut target: Target,
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
 ) -> Result<(), ConvertError> {
@@ -209,11 +209,7 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
-    let mut target = target;
-    let unfinished = match options.new_image {
-        true => Unfinished::begin(&mut target, engine)?,
-        false => None,
-    };
+    let unfinished = Unfinished::begin(&mut target, &options)?;
     let bitmaps = std::mem::take(&mut options.bitmaps);
     let job = Arc::new(Job {
         chunk: target.cluster_size().max(match options.compress {

@@ -84,7 +84,7 @@ type Ended = Result<u64, ConvertError>;
 /// the stream has nothing to read, the thread that reads it ends when it has, or with the process.
 pub fn convert_stream<G: IntoControlFlow>(
     stream: ImageStream,
-    target: Target,
+    mut target: Target,
     stream_options: StreamOptions,
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
@@ -101,11 +101,7 @@ pub fn convert_stream<G: IntoControlFlow>(
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
-    let mut target = target;
-    let unfinished = match options.new_image {
-        true => Unfinished::begin(&mut target, engine)?,
-        false => None,
-    };
+    let unfinished = Unfinished::begin(&mut target, &options)?;
     let (size, resize) = (stream.size(), stream_options.resize);
     let pool = Pool::new(stream.block_len().max(target.cluster_size()) as usize);
     let mut stream_options = stream_options;
