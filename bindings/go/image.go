@@ -12,7 +12,10 @@ import (
 	"io"
 	"iter"
 	"os"
+	"runtime"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unsafe"
 )
@@ -45,11 +48,15 @@ type OpenOptions struct {
 	L2CacheSize uint64
 }
 
-// strings are C strings that live during a call.
-type strings []*C.char
+// texts are C strings that live during a call.
+type texts struct {
+	c []*C.char
+	// Of a text that C would cut.
+	err error
+}
 
 // add returns a C string, or NULL for an empty one.
-func (s *strings) add(text string) *C.char {
+func (s *texts) add(text string) *C.char {
 	if text == "" {
 		return nil
 	}
@@ -57,19 +64,30 @@ func (s *strings) add(text string) *C.char {
 }
 
 // name returns a C string that may be empty.
-func (s *strings) name(text string) *C.char {
+func (s *texts) name(text string) *C.char {
+	if strings.IndexByte(text, 0) >= 0 {
+		s.err = &Error{ErrRefused, syscall.EINVAL, fmt.Sprintf("%q has a NUL byte", text)}
+	}
 	c := C.CString(text)
-	*s = append(*s, c)
+	s.c = append(s.c, c)
 	return c
 }
 
-func (s strings) free() {
-	for _, c := range s {
+func (s *texts) free() {
+	for _, c := range s.c {
 		C.free(unsafe.Pointer(c))
 	}
 }
 
-func (o *OpenOptions) c(s *strings) C.zebu_open_options {
+// The calls of the library that are made at once. Each OS thread that makes one keeps a ring, and Go
+// keeps a thread for each call that has waited at the same time.
+var calls = make(chan struct{}, max(16, 4*runtime.GOMAXPROCS(0)))
+
+// enter waits until a call may be made; leave ends it.
+func enter() { calls <- struct{}{} }
+func leave() { <-calls }
+
+func (o *OpenOptions) c(s *texts) C.zebu_open_options {
 	var c C.zebu_open_options
 	c.struct_size = C.sizeof_zebu_open_options
 	if o == nil {
@@ -116,11 +134,17 @@ var (
 // image that its last writer left dirty is repaired before it is opened for writing. options may be
 // nil.
 func Open(name string, options *OpenOptions) (*Image, error) {
-	var s strings
-	defer func() { s.free() }()
+	var s texts
+	defer s.free()
 	c := options.c(&s)
+	file := s.name(name)
+	if s.err != nil {
+		return nil, s.err
+	}
+	enter()
+	defer leave()
 	var failure *C.zebu_error
-	device := C.zebu_open(s.name(name), &c, &failure)
+	device := C.zebu_open(file, &c, &failure)
 	if device == nil {
 		return nil, take(failure)
 	}
@@ -131,10 +155,16 @@ func Open(name string, options *OpenOptions) (*Image, error) {
 // zebu create -o: cluster_size=2M,extended_l2=on. With backing_file and backing_fmt, size may be 0:
 // that of the backing file. Commas in a value are doubled.
 func Create(name, format string, size uint64, options string) error {
-	var s strings
-	defer func() { s.free() }()
+	var s texts
+	defer s.free()
+	file, kind, list := s.name(name), s.name(format), s.add(options)
+	if s.err != nil {
+		return s.err
+	}
+	enter()
+	defer leave()
 	var failure *C.zebu_error
-	C.zebu_create(s.name(name), s.name(format), C.uint64_t(size), s.add(options), &failure)
+	C.zebu_create(file, kind, C.uint64_t(size), list, &failure)
 	return take(failure)
 }
 
@@ -146,6 +176,8 @@ func (i *Image) Close() error {
 	if i.device == nil {
 		return os.ErrClosed
 	}
+	enter()
+	defer leave()
 	var failure *C.zebu_error
 	C.zebu_close(i.device, &failure)
 	i.device = nil
@@ -159,6 +191,8 @@ func (i *Image) use(call func(device *C.zebu_device, failure **C.zebu_error)) er
 	if i.device == nil {
 		return os.ErrClosed
 	}
+	enter()
+	defer leave()
 	var failure *C.zebu_error
 	call(i.device, &failure)
 	return take(failure)
@@ -166,8 +200,12 @@ func (i *Image) use(call func(device *C.zebu_device, failure **C.zebu_error)) er
 
 // named makes a call of the library with a name.
 func (i *Image) named(name string, call func(*C.zebu_device, *C.char, **C.zebu_error)) error {
-	c := C.CString(name)
-	defer C.free(unsafe.Pointer(c))
+	var s texts
+	defer s.free()
+	c := s.name(name)
+	if s.err != nil {
+		return s.err
+	}
 	return i.use(func(device *C.zebu_device, failure **C.zebu_error) { call(device, c, failure) })
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -19,6 +20,26 @@ type Progress func(done, total uint64)
 
 // How often progress is reported.
 const interval = 50 * time.Millisecond
+
+// begin returns the context, which may be nil, or its cause if it has ended.
+func begin(ctx context.Context) (context.Context, error) {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	return ctx, context.Cause(ctx)
+}
+
+// start starts a job with these texts.
+func start(s *texts, call func(failure **C.zebu_error) *C.zebu_job) (*C.zebu_job, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	enter()
+	defer leave()
+	var failure *C.zebu_error
+	job := call(&failure)
+	return job, take(failure)
+}
 
 // run waits for the end of a job, and takes its result. It cancels the job at the end of the
 // context.
@@ -87,17 +108,22 @@ type ConvertOptions struct {
 }
 
 // Convert copies the content of an image into a new image file. What the file held is lost. At the
-// end of the context it stops, and returns the error of the context. After an error a qcow2 target
+// end of the context, which may be nil, it stops, and returns an error that wraps the context's cause
+// (context.Canceled, context.DeadlineExceeded, or what was given to its CancelCauseFunc). After an error a qcow2 target
 // is marked as incomplete, so that it does not open; the content of others is undefined.
 func Convert(ctx context.Context, source, target string, options *ConvertOptions) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+	ctx, err := begin(ctx)
+	if err != nil {
+		return err
 	}
 	if options == nil {
 		options = &ConvertOptions{}
 	}
-	var s strings
-	defer func() { s.free() }()
+	if options.Level != int(int32(options.Level)) {
+		return &Error{ErrRefused, syscall.EINVAL, fmt.Sprintf("There is no level %d", options.Level)}
+	}
+	var s texts
+	defer s.free()
 	open := options.Source.c(&s)
 	// The options for C point to it.
 	var pinner runtime.Pinner
@@ -114,10 +140,12 @@ func Convert(ctx context.Context, source, target string, options *ConvertOptions
 	if options.Compress {
 		c.flags = C.ZEBU_CONVERT_COMPRESS
 	}
-	var failure *C.zebu_error
-	job := C.zebu_convert(s.name(source), s.name(target), &c, &failure)
-	if job == nil {
-		return take(failure)
+	from, to := s.name(source), s.name(target)
+	job, err := start(&s, func(failure **C.zebu_error) *C.zebu_job {
+		return C.zebu_convert(from, to, &c, failure)
+	})
+	if err != nil {
+		return err
 	}
 	return run(ctx, job, options.Progress, nil)
 }
@@ -132,22 +160,25 @@ type CheckResult struct {
 	FragmentedClusters, CompressedClusters, ImageEndOffset uint64
 }
 
-// Check looks for errors and leaks in an image. repair is empty, "leaks" or "all". options and
-// progress may be nil.
+// Check looks for errors and leaks in an image. repair is empty, "leaks" or "all". ctx, options and
+// progress may be nil. At the end of the context it stops, as [Convert] does.
 func Check(ctx context.Context, name string, options *OpenOptions, repair string, progress Progress) (CheckResult, error) {
-	if err := ctx.Err(); err != nil {
-		return CheckResult{}, context.Cause(ctx)
+	ctx, err := begin(ctx)
+	if err != nil {
+		return CheckResult{}, err
 	}
-	var s strings
-	defer func() { s.free() }()
+	var s texts
+	defer s.free()
 	open := options.c(&s)
-	var failure *C.zebu_error
-	job := C.zebu_check(s.name(name), &open, s.add(repair), &failure)
-	if job == nil {
-		return CheckResult{}, take(failure)
+	file, mode := s.name(name), s.add(repair)
+	job, err := start(&s, func(failure **C.zebu_error) *C.zebu_job {
+		return C.zebu_check(file, &open, mode, failure)
+	})
+	if err != nil {
+		return CheckResult{}, err
 	}
 	var result CheckResult
-	err := run(ctx, job, progress, func() {
+	err = run(ctx, job, progress, func() {
 		c := C.zebu_job_get_check_result(job, nil)
 		result = CheckResult{
 			Corruptions:        uint64(c.corruptions),
@@ -175,25 +206,29 @@ type CompareOptions struct {
 }
 
 // Compare compares the content of two images. It returns whether they are the same, and where they
-// differ if not. A disk that is shorter is as if it ended with zeroes. options may be nil.
+// differ if not. A disk that is shorter is as if it ended with zeroes. ctx and options may be nil. At
+// the end of the context it stops, as [Convert] does.
 func Compare(ctx context.Context, first, second string, options *CompareOptions) (identical bool, offset uint64, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, 0, context.Cause(ctx)
+	ctx, err = begin(ctx)
+	if err != nil {
+		return false, 0, err
 	}
 	if options == nil {
 		options = &CompareOptions{}
 	}
-	var s strings
-	defer func() { s.free() }()
+	var s texts
+	defer s.free()
 	opens := [2]C.zebu_open_options{options.First.c(&s), options.Second.c(&s)}
 	var flags C.uint32_t
 	if options.Strict {
 		flags = C.ZEBU_COMPARE_STRICT
 	}
-	var failure *C.zebu_error
-	job := C.zebu_compare(s.name(first), &opens[0], s.name(second), &opens[1], flags, &failure)
-	if job == nil {
-		return false, 0, take(failure)
+	a, b := s.name(first), s.name(second)
+	job, err := start(&s, func(failure **C.zebu_error) *C.zebu_job {
+		return C.zebu_compare(a, &opens[0], b, &opens[1], flags, failure)
+	})
+	if err != nil {
+		return false, 0, err
 	}
 	err = run(ctx, job, options.Progress, func() {
 		c := C.zebu_job_get_compare_result(job, nil)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -238,5 +239,59 @@ func TestImageReader(t *testing.T) {
 	}
 	if _, err := image.Extent(0, 33*cluster); err == nil {
 		t.Fatal("an extent outside of the disk")
+	}
+}
+
+// Guards against texts that C cuts, numbers that C wraps, and contexts that are nil.
+func TestArguments(t *testing.T) {
+	name, disk := newImage(t)
+	nul := "a\x00b"
+	target := filepath.Join(t.TempDir(), "target")
+	for _, err := range []error{
+		disk.CreateSnapshot(nul),
+		disk.AddBitmap(nul, 0, true),
+		zebu.Create(name+"\x00", "qcow2", cluster, ""),
+		zebu.Create(target, "raw\x00", cluster, ""),
+		zebu.Create(target, "qcow2", cluster, "data_file="+nul),
+		zebu.Convert(nil, name, target+"\x00", nil),
+		zebu.Convert(nil, name, target, &zebu.ConvertOptions{Format: "qcow2", Compress: true, Level: 1<<32 + 3}),
+	} {
+		if !errors.Is(err, zebu.ErrRefused) {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+	if _, err := zebu.Open(name, &zebu.OpenOptions{Snapshot: nul}); !errors.Is(err, zebu.ErrRefused) {
+		t.Error(err)
+	}
+	ok(t, disk.Close())
+	if _, err := zebu.Check(nil, name, nil, "", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// Guards against a ring for each of many goroutines.
+func TestThreads(t *testing.T) {
+	_, disk := newImage(t)
+	var all sync.WaitGroup
+	for range 500 {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for at := range int64(20) {
+				if _, err := disk.WriteAt(make([]byte, 512), at*cluster); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	all.Wait()
+	open, err := os.ReadDir("/proc/self/fd")
+	ok(t, err)
+	// Two for each call at once, and what others have.
+	if most := 2*max(16, 4*runtime.GOMAXPROCS(0)) + 20; len(open) > most {
+		t.Error(len(open), "descriptors of at most", most)
 	}
 }

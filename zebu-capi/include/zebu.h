@@ -19,7 +19,9 @@
  * is the last call. A zebu_queue belongs to the thread that made it: calls of others are
  * ZEBU_ERROR_MISUSE. A zebu_job may be used by any number of threads at once, except for
  * zebu_job_free. Errors, lists and infos may be read by several threads and are freed once.
- * A process that has forked must not use in the child what the parent has opened.
+ * After fork(2) the child opens images again: what the parent has opened is ZEBU_ERROR_MISUSE there,
+ * and zebu_close, zebu_queue_free and zebu_job_free of it do nothing. (A child of vfork or clone
+ * only executes another program.)
  *
  * BLOCKING. Functions of a device return when the operation has ended. Operations that change the
  * whole device (zebu_resize, snapshots, bitmaps, zebu_close) wait until the requests that were

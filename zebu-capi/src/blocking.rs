@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use zebu::{EngineKind, Queue, QueueOptions};
 
 use crate::error::Result;
+use crate::fork::Process;
 use crate::queue::Inner;
 
 thread_local! {
     /// The queues of this thread's blocking calls, by engine.
-    static OWN: RefCell<Vec<(EngineKind, Queue)>> = const { RefCell::new(Vec::new()) };
+    static OWN: RefCell<Vec<(EngineKind, Process, Queue)>> = const { RefCell::new(Vec::new()) };
     /// The queues that this thread has made for asynchronous requests.
     static MADE: RefCell<Vec<Weak<Inner>>> = const { RefCell::new(Vec::new()) };
 }
@@ -20,11 +21,15 @@ thread_local! {
 /// The queue of this thread.
 pub fn own_queue(engine: EngineKind) -> Result<Queue> {
     OWN.with_borrow_mut(|queues| {
-        if let Some((_, queue)) = queues.iter().find(|(kind, _)| *kind == engine) {
+        let process = Process::current();
+        // Those of a parent are neither used nor given up, since the parent uses their rings.
+        let is_own =
+            |(kind, made, _): &&(EngineKind, Process, Queue)| *kind == engine && *made == process;
+        if let Some((_, _, queue)) = queues.iter().find(is_own) {
             return Ok(queue.clone());
         }
         let queue = Queue::new(QueueOptions::default().engine(engine))?;
-        queues.push((engine, queue.clone()));
+        queues.push((engine, process, queue.clone()));
         Ok(queue)
     })
 }
@@ -41,7 +46,8 @@ pub fn register(queue: &Rc<Inner>) {
 pub fn busy() -> Vec<Rc<Inner>> {
     MADE.with_borrow(|made| {
         let made = made.iter().filter_map(Weak::upgrade);
-        made.filter(|queue| queue.has_requests()).collect()
+        made.filter(|queue| queue.process.is_current() && queue.has_requests())
+            .collect()
     })
 }
 

@@ -6,12 +6,14 @@ use zebu::{EngineKind, Preallocation, Queue, SharedDevice};
 
 use crate::blocking;
 use crate::error::{Failure, Out, Result, call, call_code};
+use crate::fork::Process;
 use crate::text::{Text, check_flags};
 
 /// `zebu_device`.
 #[derive(Debug)]
 pub struct Handle {
     pub device: SharedDevice,
+    pub process: Process,
     /// Of blocking calls.
     pub engine: EngineKind,
 }
@@ -28,9 +30,11 @@ impl Handle {
     }
 }
 
-/// A device that must be given.
+/// A device that must be given, of this process.
 pub fn given(device: Option<&Handle>) -> Result<&Handle> {
-    device.ok_or_else(|| Failure::null("device"))
+    let device = device.ok_or_else(|| Failure::null("device"))?;
+    device.process.check()?;
+    Ok(device)
 }
 
 #[unsafe(no_mangle)]

@@ -77,8 +77,11 @@ impl Failure {
         Failure::new(Kind::Panic, libc::EIO, &message)
     }
 
-    /// The failure with a context.
+    /// The failure with a context, unless it says as much already.
     pub fn during(self, context: &str) -> Failure {
+        if self.message.to_bytes().starts_with(context.as_bytes()) {
+            return self;
+        }
         let message = format!("{context}: {}", self.message.to_string_lossy());
         Failure::new(self.kind, self.errno, &message)
     }

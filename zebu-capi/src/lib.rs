@@ -10,6 +10,7 @@ mod bitmaps;
 mod blocking;
 mod device;
 mod error;
+mod fork;
 mod info;
 mod io;
 mod job;

@@ -12,6 +12,7 @@ use zebu::{
 use crate::blocking;
 use crate::device::Handle;
 use crate::error::{Failure, Out, Result, call_code, call_object};
+use crate::fork::Process;
 use crate::text::{Options, OptionsPointer, Text, check_flags, check_reserved};
 
 pub const WRITE: u32 = 1 << 0;
@@ -143,6 +144,7 @@ extern "C" fn zebu_open(
             failure.during(&format!("Could not open '{}'", opening.name().display()))
         })?;
         Ok(Handle {
+            process: Process::current(),
             device: SharedDevice::new(device),
             engine: opening.engine,
         })
@@ -153,6 +155,11 @@ extern "C" fn zebu_open(
 extern "C" fn zebu_close(device: Option<Box<Handle>>, error: Out<'_>) -> c_int {
     call_code(error, || {
         let handle = device.ok_or_else(|| Failure::null("device"))?;
+        if !handle.process.is_current() {
+            // To give it up would release the locks of the parent.
+            std::mem::forget(handle);
+            return Ok(());
+        }
         let device = handle.device.clone();
         blocking::wait(
             handle.engine,

@@ -13,6 +13,7 @@ use zebu::{Queue, QueueOptions};
 use crate::blocking;
 use crate::device::{Handle, given};
 use crate::error::{Failure, Out, Result, call, call_code, call_count, call_object};
+use crate::fork::Process;
 use crate::open::engine;
 use crate::request::{Request, vector};
 use crate::text::{Options, OptionsPointer, Text, check_flags, check_reserved};
@@ -52,6 +53,7 @@ pub struct QueueHandle {
 /// The part that only the queue's thread touches.
 pub struct Inner {
     pub queue: Queue,
+    pub process: Process,
     completed: Rc<RefCell<VecDeque<Completed>>>,
     /// Requests whose completion was not returned yet, by number.
     in_flight: RefCell<HashMap<u64, zebu::Handle<()>>>,
@@ -162,9 +164,10 @@ impl Inner {
     }
 }
 
-/// A queue that must be given, of this thread.
+/// A queue that must be given, of this thread and this process.
 fn own(queue: Option<&QueueHandle>) -> Result<&Rc<Inner>> {
     let queue = queue.ok_or_else(|| Failure::null("queue"))?;
+    queue.inner.process.check()?;
     match queue.thread == std::thread::current().id() {
         true => Ok(&queue.inner),
         false => Err(Failure::misuse("The queue belongs to another thread")),
@@ -185,6 +188,7 @@ extern "C" fn zebu_queue_new(
             .inflate_inline(options.flags & INFLATE_INLINE != 0);
         let inner = Rc::new(Inner {
             queue: Queue::new(options)?,
+            process: Process::current(),
             completed: Rc::default(),
             in_flight: RefCell::default(),
             next: Cell::new(0),
@@ -204,9 +208,12 @@ extern "C" fn zebu_queue_new(
 extern "C" fn zebu_queue_free(queue: Option<Box<QueueHandle>>, error: Out<'_>) -> c_int {
     call_code(error, || {
         if let Err(failure) = own(queue.as_deref()) {
-            // It stays as it is.
+            // It stays as it is. In a child that is all that can be done.
+            let is_of_parent = queue
+                .as_ref()
+                .is_some_and(|q| !q.inner.process.is_current());
             std::mem::forget(queue);
-            return Err(failure);
+            return if is_of_parent { Ok(()) } else { Err(failure) };
         }
         // The tasks of requests hold the queue, so they do not end with this handle to it.
         let queue = queue.expect("looked at");

@@ -1,5 +1,7 @@
 /* Guards against misuse that crashes, and against errors of the wrong kind. */
 #include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "test.h"
 
@@ -79,6 +81,44 @@ static void options(void)
     }
 }
 
+/* A child has what its parent has opened, without the threads and with the parent's locks. */
+static void forks(void)
+{
+    zebu_error *error;
+    zebu_device *disk = new_image("forks", 1 << 20);
+    zebu_queue *queue = zebu_queue_new(NULL, &error);
+    OK(0);
+    char byte = 7;
+    OK(zebu_write(disk, &byte, 1, 0, &error));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        int code = zebu_write(disk, &byte, 1, 0, &error);
+        CHECK(is_error(error, ZEBU_ERROR_MISUSE, code));
+        struct iovec one = { &byte, 1 };
+        code = zebu_queue_read(queue, disk, &one, 1, 0, NULL, &error);
+        CHECK(is_error(error, ZEBU_ERROR_MISUSE, code));
+        OK(zebu_queue_free(queue, &error));
+        OK(zebu_close(disk, &error));
+        /* Its own are as ever. */
+        CHECK(!zebu_open(path("forks"), NULL, &error));
+        CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
+        disk = new_image("child", 1 << 20);
+        OK(zebu_write(disk, &byte, 1, 0, &error));
+        OK(zebu_close(disk, &error));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    /* Nothing of the parent's was given up. */
+    CHECK(!zebu_open(path("forks"), NULL, &error));
+    CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
+    OK(zebu_read(disk, &byte, 1, 0, &error));
+    CHECK(byte == 7);
+    OK(zebu_queue_free(queue, &error));
+    OK(zebu_close(disk, &error));
+}
+
 void test_errors(void)
 {
     zebu_error *error;
@@ -120,6 +160,7 @@ void test_errors(void)
     zebu_error_free(error);
     OK(zebu_close(disk, &error));
     options();
+    forks();
 
     code = zebu_create(path("x"), "qcow3", 1 << 20, NULL, &error);
     CHECK(is_error(error, ZEBU_ERROR_REFUSED, code));

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use crate::format::FormatError;
 use crate::printable;
@@ -92,6 +93,14 @@ pub enum Error {
     /// The request is not supported, makes no sense, or the caller's policy forbids it.
     #[error("{0}")]
     Refused(String),
+    /// A file, an export of a server or an object could not be opened.
+    #[error("Could not open '{}': {source}", printable(.file.display().to_string().as_bytes()))]
+    Open {
+        /// Its name, as the user or an image has it.
+        file: PathBuf,
+        /// Why not.
+        source: Box<Error>,
+    },
     /// A failure with its context.
     #[error("{}: {source}", printable(.context.as_bytes()))]
     While {
@@ -186,7 +195,7 @@ impl Error {
     pub fn guest_offset(&self) -> Option<u64> {
         match self {
             Error::Corrupt { guest, .. } | Error::Compressed { guest, .. } => Some(*guest),
-            Error::While { source, .. } => source.guest_offset(),
+            Error::Open { source, .. } | Error::While { source, .. } => source.guest_offset(),
             _ => None,
         }
     }
@@ -207,7 +216,7 @@ impl Error {
             Error::Dirty => ErrorKind::Dirty,
             Error::Locked { .. } => ErrorKind::Locked,
             Error::Refused(_) => ErrorKind::Refused,
-            Error::While { source, .. } => source.kind(),
+            Error::Open { source, .. } | Error::While { source, .. } => source.kind(),
         }
     }
 
@@ -216,7 +225,17 @@ impl Error {
         match self {
             Error::Limit(limit) => Some(limit),
             Error::Io(error) => error.get_ref()?.downcast_ref(),
-            Error::While { source, .. } => source.limit(),
+            Error::Open { source, .. } | Error::While { source, .. } => source.limit(),
+            _ => None,
+        }
+    }
+
+    /// The name of the file, export or object that could not be opened, if that is what failed: of a
+    /// backing file, if it is that.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Error::Open { file, source } => source.file().or(Some(file)),
+            Error::While { source, .. } => source.file(),
             _ => None,
         }
     }
@@ -233,7 +252,7 @@ impl Error {
     pub fn is_dirty(&self) -> bool {
         match self {
             Error::Dirty => true,
-            Error::While { source, .. } => source.is_dirty(),
+            Error::Open { source, .. } | Error::While { source, .. } => source.is_dirty(),
             _ => false,
         }
     }
@@ -252,7 +271,7 @@ impl Error {
             Error::Locked { .. } => libc::EAGAIN,
             Error::Limit(_) => libc::EFBIG,
             Error::Refused(_) | Error::Dirty => libc::ENOTSUP,
-            Error::While { source, .. } => source.errno(),
+            Error::Open { source, .. } | Error::While { source, .. } => source.errno(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Errors, and the exceptions of `zebu._errors` that they become.
 
+use std::path::{Path, PathBuf};
+
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use zebu::{Error, ErrorKind};
@@ -13,11 +15,16 @@ pub struct Failure {
     exception: &'static str,
     errno: i32,
     message: String,
+    /// The file that could not be opened.
+    file: Option<PathBuf>,
 }
 
 impl Failure {
-    /// The failure with a context.
+    /// The failure with a context, unless it says as much already.
     pub fn during(self, context: &str) -> Failure {
+        if self.message.starts_with(context) {
+            return self;
+        }
         let message = format!("{context}: {}", self.message);
         Failure { message, ..self }
     }
@@ -27,7 +34,7 @@ impl Failure {
         let exception = py
             .import("zebu._errors")
             .and_then(|errors| errors.getattr(self.exception))
-            .and_then(|class| class.call1((self.errno, &self.message)));
+            .and_then(|class| class.call1((self.errno, &self.message, self.file)));
         match exception {
             Ok(exception) => PyErr::from_value(exception),
             // At the end of the interpreter no module can be imported.
@@ -55,6 +62,7 @@ impl From<Error> for Failure {
             exception,
             errno: error.errno(),
             message: error.to_string(),
+            file: error.file().map(Path::to_path_buf),
         }
     }
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -233,3 +237,51 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert disk.pread(1, 0) == b"\\0"
 """
     subprocess.run([sys.executable, "-c", code, os.fspath(path)], check=True, timeout=60)
+
+
+def test_copies_are_refused(path: Path) -> None:
+    with zebu.open(path, "r+") as disk:
+        for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="open it again"):
+                copier(disk)
+        gc.collect()
+        assert disk.pread(1, 0) == b"\0"
+
+
+def test_nul_bytes(path: Path) -> None:
+    nul = "a\0b"
+    new = path.with_name("new")
+    calls: list[Callable[[], object]] = [
+        lambda: zebu.open(nul),
+        lambda: zebu.open(path, format="qcow2\0"),
+        lambda: zebu.open(path, snapshot=nul),
+        lambda: zebu.open(path, cache=nul),
+        lambda: zebu.create(new, MIB, format="raw\0"),
+        lambda: zebu.create(new, MIB, options={"data_file": nul}),
+        lambda: zebu.create(new, backing=nul, backing_format="raw"),
+        lambda: zebu.convert(path, new, format=nul),
+        lambda: zebu.check(path, repair=nul),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="null byte"):
+            call()
+    assert not new.exists()
+    with zebu.open(path, "r+") as disk:
+        for change in (disk.snapshots.create, disk.snapshots.apply, disk.snapshots.delete):
+            with pytest.raises(ValueError, match="null byte"):
+                change(nul)
+        assert not len(disk.snapshots)
+
+
+def test_the_file_that_is_missing(path: Path) -> None:
+    missing = path.with_name("none")
+    with pytest.raises(zebu.NotFoundError) as found:
+        zebu.open(missing)
+    assert found.value.filename == str(missing)
+    assert str(found.value).count("Could not open") == 1
+    top = path.with_name("top")
+    zebu.create(top, backing=path, backing_format="qcow2")
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as found:
+        zebu.open(top)
+    assert found.value.filename == str(path)

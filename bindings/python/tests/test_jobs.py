@@ -179,3 +179,13 @@ def test_convert_refuses(path: Path) -> None:
     with pytest.raises(zebu.NotFoundError):
         zebu.create(path.with_name("none") / "x", MIB)
     assert zebu.check(path).ok
+
+
+def test_numbers_out_of_range(path: Path) -> None:
+    target = path.with_name("target")
+    for numbers in ({"workers": 1 << 30}, {"workers": 0}, {"level": 1 << 40}, {"rate": -1}):
+        with pytest.raises(ValueError, match="must be from"):
+            zebu.convert(path, target, format="qcow2", compress=True, **numbers)
+    with pytest.raises(ValueError, match="must be from"):
+        zebu.create(target, -1)
+    assert not target.exists()

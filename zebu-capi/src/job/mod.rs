@@ -21,10 +21,12 @@ use std::thread::JoinHandle;
 use zebu::jobs::Progress;
 
 use crate::error::{Failure, Out, Result, call, call_code};
+use crate::fork::Process;
 
 /// `zebu_job`.
 #[derive(Debug)]
 pub struct Job {
+    process: Process,
     state: Arc<State>,
     /// None only in `drop`.
     thread: Option<JoinHandle<()>>,
@@ -114,6 +116,7 @@ fn start<P>(
         .recv()
         .unwrap_or_else(|_| Err(Failure::misuse("The thread of the job has ended")))?;
     Ok(Job {
+        process: Process::current(),
         state,
         thread: Some(thread),
     })
@@ -136,7 +139,9 @@ fn eventfd() -> Result<File> {
 
 /// A job that must be given.
 fn given(job: Option<&Job>) -> Result<&Job> {
-    job.ok_or_else(|| Failure::null("job"))
+    let job = job.ok_or_else(|| Failure::null("job"))?;
+    job.process.check()?;
+    Ok(job)
 }
 
 impl Job {
@@ -156,6 +161,11 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The thread is not there to be waited for.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.state.canceled.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             // Panics of the job were caught.

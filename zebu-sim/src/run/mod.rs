@@ -148,7 +148,7 @@ fn is_refusal(error: &zebu::Error) -> bool {
     match error {
         zebu::Error::Refused(_) | zebu::Error::RefcountOverflow { .. } => true,
         zebu::Error::Io(e) => matches!(e.raw_os_error(), Some(libc::ENOTSUP | libc::EFBIG)),
-        zebu::Error::While { source, .. } => is_refusal(source),
+        zebu::Error::Open { source, .. } | zebu::Error::While { source, .. } => is_refusal(source),
         _ => false,
     }
 }

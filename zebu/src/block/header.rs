@@ -10,6 +10,17 @@ use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
+/// Refuses a file name that an image cannot record: programs in C would take its beginning for it.
+///
+/// # Errors
+/// [`Error::Refused`].
+pub(crate) fn check_recorded(name: &OsStr) -> Result<()> {
+    match name.as_bytes().contains(&0) {
+        true => Err(Error::Refused("A file name has no NUL byte".into())),
+        false => Ok(()),
+    }
+}
+
 impl Device {
     /// Gives the top image another backing file, with the name of its format, or none. Nothing is
     /// opened: the device keeps the chain that it was opened with, and should be closed afterwards.
@@ -27,6 +38,7 @@ impl Device {
         name: Option<&OsStr>,
         format: Option<&str>,
     ) -> Result<()> {
+        name.map_or(Ok(()), check_recorded)?;
         let name = name.filter(|name| !name.is_empty()).map(OsStr::as_bytes);
         let format = format.map(str::as_bytes);
         let header = self.top_qcow2()?.header();

@@ -31,6 +31,7 @@ pub use crate::drivers::{
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub use device::{Device, Layer};
 pub use extents::Extents;
+pub(crate) use header::check_recorded;
 pub use objects::{Objects, TlsObjects};
 pub use open::{Length, OpenOptions, Policy, Storages};
 pub use opened::OpenedFile;

@@ -531,7 +531,10 @@ impl SshSpec {
 /// The error of the operating system, with the name of the file.
 fn could_not_open(error: std::io::Error, spec: &FileSpec) -> Error {
     match error.raw_os_error() {
-        Some(_) => Error::Io(error).during(format!("Could not open '{}'", spec.name().display())),
+        Some(_) => Error::Open {
+            file: spec.name().into(),
+            source: Box::new(Error::Io(error)),
+        },
         None => Error::Io(error),
     }
 }

@@ -72,5 +72,6 @@ pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsaf
 pub use stream::{ImageStream, Spill, StreamOptions, convert_stream, unpacked};
 pub use target::Target;
 pub use transfer::TransferError;
+pub use workers::MAX_WORKERS;
 
 pub use crate::drivers::{CreateValue, CreateValues, ImagePlan, NewImage, PlanRequest};

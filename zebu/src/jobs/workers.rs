@@ -131,6 +131,20 @@ pub(super) fn queue(engine: EngineKind) -> io::Result<Queue> {
     })
 }
 
+/// The most workers of a job: each has its memory, and more keep no machine busier.
+pub const MAX_WORKERS: usize = 256;
+
+/// Refuses more than [`MAX_WORKERS`].
+pub(super) fn check(workers: Option<usize>) -> io::Result<()> {
+    match workers {
+        Some(workers) if workers > MAX_WORKERS => {
+            let why = format!("a job has at most {MAX_WORKERS} workers, not {workers}");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The number of workers that keeps all cores busy.
 fn default_workers(cores: usize) -> usize {
     (4 * cores).min(16)
@@ -150,6 +164,7 @@ pub(super) fn run<J: Job>(
         false => std::thread::available_parallelism().map_or(1, |n| n.get()),
     };
     let workers = workers.unwrap_or(default_workers(cores)).max(1);
+    check(Some(workers))?;
     let threads = cores.min(workers);
     let mut cancelled = false;
     let (mut senders, receivers): (Vec<_>, Vec<_>) =

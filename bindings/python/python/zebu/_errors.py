@@ -1,4 +1,5 @@
-"""What is raised. Every class is an ``OSError`` with ``errno`` and a message of one line."""
+"""What is raised. Every class is an ``OSError`` with ``errno`` and a message of one line, and with the
+``filename`` of what could not be opened, if that is what failed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ class Error(OSError):
 
 
 class NotFoundError(Error, FileNotFoundError):
-    """A file does not exist."""
+    """A file does not exist: ``filename``, which may be a backing file of the one that was asked for."""
 
 
 class NotPermittedError(Error, PermissionError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Optional
 
 from . import _zebu
-from ._names import Untrusted, opening
+from ._names import Untrusted, checked_text, opening
 from ._types import Extent, Info, Name, Snapshot
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ class Image(io.RawIOBase):
         self._lock = threading.RLock()
         self.name = name
         self.mode = "rb+" if writable else "rb"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # Two objects of one device: the end of one would close the other.
+        raise TypeError("an open image cannot be copied or pickled: open it again")
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
@@ -287,12 +291,12 @@ class Snapshots:
 
     def create(self, name: str) -> None:
         """Takes a snapshot of the disk as it is now."""
-        self._device.snapshot_create(name)
+        self._device.snapshot_create(checked_text("name", name))
 
     def apply(self, name: str) -> None:
         """Makes the disk what it was, by ID or name."""
-        self._device.snapshot_apply(name)
+        self._device.snapshot_apply(checked_text("name", name))
 
     def delete(self, name: str) -> None:
         """Deletes a snapshot, by ID or name."""
-        self._device.snapshot_delete(name)
+        self._device.snapshot_delete(checked_text("name", name))

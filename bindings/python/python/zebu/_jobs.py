@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Callable, NamedTuple, Optional
 
 from . import _zebu
-from ._names import CreateOptions, Untrusted, new_image, opening
+from ._names import U64, CreateOptions, Untrusted, checked, new_image, number, opening
 from ._types import Name
 
 #: Takes what is done and the total.
@@ -55,7 +55,7 @@ def create(
         options["backing_file"] = backing
     if backing_format is not None:
         options["backing_fmt"] = backing_format
-    _zebu.create(new_image(name, format, options), size)
+    _zebu.create(new_image(name, format, options), number("size", size, 0, U64))
 
 
 def convert(
@@ -75,10 +75,11 @@ def convert(
 ) -> None:
     """Writes the content of an image to a new one. A target file of this name is overwritten.
 
-    compress: store compressed clusters; ``level`` is that of the codec.
+    compress: store compressed clusters; ``level`` is that of the codec: 1 to 9 for zlib, 1 to 22
+    for zstd.
     options: of the target, as of ``zebu create -o``.
     rate: bytes a second at most.
-    workers: chunks in work at once; None keeps all cores busy.
+    workers: chunks in work at once, 1 to 256; None keeps all cores busy.
     progress: is called with bytes done and their total about ten times a second.
 
     A target that is not finished, after an error or because the conversion was cancelled, is left as
@@ -86,7 +87,12 @@ def convert(
     """
     if level is not None and not compress:
         raise ValueError("a level needs compress=True")
-    how = {"compress": compress, "level": level, "rate": rate, "workers": workers}
+    how = {
+        "compress": compress,
+        "level": number("level", level, 1, 22),
+        "rate": number("rate", rate, 1, U64),
+        "workers": number("workers", workers, 1, 256),
+    }
     image = opening(source, format=source_format, untrusted=untrusted, snapshot=snapshot)
     _zebu.convert(image, new_image(target, format, options), how, progress)
 
@@ -105,4 +111,4 @@ def check(
     progress: is called with the table entries done and their total.
     """
     image = opening(name, format=format, untrusted=untrusted)
-    return CheckResult(**_zebu.check(image, repair, progress))
+    return CheckResult(**_zebu.check(image, checked("repair", repair), progress))

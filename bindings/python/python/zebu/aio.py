@@ -13,11 +13,12 @@ import asyncio
 import functools
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, NoReturn, Optional, TypeVar
 
 from . import _jobs, _zebu
 from ._image import PART, THREADS, Image, as_bytes, open_image
-from ._jobs import CheckResult
+from ._jobs import CheckResult, Progress
+from ._names import CreateOptions, Untrusted, checked_text
 from ._types import Extent, Info, Name, Snapshot
 
 if TYPE_CHECKING:
@@ -28,9 +29,32 @@ __all__ = ["AsyncImage", "AsyncSnapshots", "check", "convert", "create", "open"]
 _T = TypeVar("_T")
 
 
-async def open(name: Name, mode: str = "r", **options: Any) -> AsyncImage:
+async def open(
+    name: Name,
+    mode: str = "r",
+    *,
+    format: Optional[str] = None,
+    untrusted: Untrusted = False,
+    cache: str = "writeback",
+    snapshot: Optional[str] = None,
+    backing: bool = True,
+    force_share: bool = False,
+    discard: bool = False,
+) -> AsyncImage:
     """Opens an image: the arguments are those of ``zebu.open``."""
-    return AsyncImage(await _in_thread(functools.partial(open_image, name, mode, **options)))
+    work = functools.partial(
+        open_image,
+        name,
+        mode,
+        format=format,
+        untrusted=untrusted,
+        cache=cache,
+        snapshot=snapshot,
+        backing=backing,
+        force_share=force_share,
+        discard=discard,
+    )
+    return AsyncImage(await _in_thread(work))
 
 
 class AsyncImage:
@@ -45,6 +69,10 @@ class AsyncImage:
         self._next = 0
         self._closing: Optional[asyncio.Task[None]] = None
         self._loop.add_reader(self._completions.fileno(), self._take)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # As that of Image.
+        raise TypeError("an open image cannot be copied or pickled: open it again")
 
     def _take(self) -> None:
         for number, value, exception in self._completions.take():
@@ -215,30 +243,83 @@ class AsyncSnapshots:
 
     async def create(self, name: str) -> None:
         """Takes a snapshot of the disk as it is now."""
-        await self._image._request(self._device.snapshot_create, name)
+        await self._image._request(self._device.snapshot_create, checked_text("name", name))
 
     async def apply(self, name: str) -> None:
         """Makes the disk what it was, by ID or name."""
-        await self._image._request(self._device.snapshot_apply, name)
+        await self._image._request(self._device.snapshot_apply, checked_text("name", name))
 
     async def delete(self, name: str) -> None:
         """Deletes a snapshot, by ID or name."""
-        await self._image._request(self._device.snapshot_delete, name)
+        await self._image._request(self._device.snapshot_delete, checked_text("name", name))
 
 
-async def create(name: Name, size: Optional[int] = None, **options: Any) -> None:
+async def create(
+    name: Name,
+    size: Optional[int] = None,
+    *,
+    format: str = "qcow2",
+    backing: Optional[Name] = None,
+    backing_format: Optional[str] = None,
+    options: Optional[CreateOptions] = None,
+) -> None:
     """``zebu.create``."""
-    await _in_thread(functools.partial(_jobs.create, name, size, **options))
+    work = functools.partial(
+        _jobs.create,
+        name,
+        size,
+        format=format,
+        backing=backing,
+        backing_format=backing_format,
+        options=options,
+    )
+    await _in_thread(work)
 
 
-async def convert(source: Name, target: Name, **options: Any) -> None:
+async def convert(
+    source: Name,
+    target: Name,
+    *,
+    format: str,
+    source_format: Optional[str] = None,
+    untrusted: Untrusted = False,
+    snapshot: Optional[str] = None,
+    compress: bool = False,
+    level: Optional[int] = None,
+    options: Optional[CreateOptions] = None,
+    rate: Optional[int] = None,
+    workers: Optional[int] = None,
+    progress: Optional[Progress] = None,
+) -> None:
     """``zebu.convert``. ``progress`` is called in the event loop; cancelling the task cancels it."""
-    await _job(functools.partial(_jobs.convert, source, target, **options))
+    job = functools.partial(
+        _jobs.convert,
+        source,
+        target,
+        format=format,
+        source_format=source_format,
+        untrusted=untrusted,
+        snapshot=snapshot,
+        compress=compress,
+        level=level,
+        options=options,
+        rate=rate,
+        workers=workers,
+    )
+    await _job(job, progress)
 
 
-async def check(name: Name, **options: Any) -> CheckResult:
+async def check(
+    name: Name,
+    *,
+    format: Optional[str] = None,
+    untrusted: Untrusted = False,
+    repair: Optional[str] = None,
+    progress: Optional[Progress] = None,
+) -> CheckResult:
     """``zebu.check``, as ``convert``."""
-    return await _job(functools.partial(_jobs.check, name, **options))
+    job = functools.partial(_jobs.check, name, format=format, untrusted=untrusted, repair=repair)
+    return await _job(job, progress)
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
@@ -249,11 +330,10 @@ class _Cancelled(Exception):
     pass
 
 
-async def _job(job: functools.partial[_T]) -> _T:
+async def _job(job: functools.partial[_T], callback: Optional[Progress]) -> _T:
     """Runs a job in a thread, and waits for its end also if it is cancelled."""
     loop = asyncio.get_running_loop()
     cancelled = threading.Event()
-    callback = job.keywords.get("progress")
     failures: list[BaseException] = []
 
     def call(done: int, total: int) -> None:

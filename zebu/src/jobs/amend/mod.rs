@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use header::{read_header, write_header};
 
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
-use crate::block::{Device, Preallocation};
+use crate::block::{Device, Preallocation, check_recorded};
 use crate::drivers::qcow2::Image;
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_DIRTY, MAX_L1_BYTES,
@@ -128,6 +128,7 @@ impl AmendOptions {
                  compat=1.1 or greater)",
             );
         }
+        self.data_file.as_deref().map_or(Ok(()), check_recorded)?;
         if self.data_file.is_some() && !header.has_data_file() {
             return refuse("data-file can only be set for images that use an external data file");
         }

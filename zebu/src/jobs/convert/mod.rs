@@ -43,8 +43,8 @@ options! {
     /// How to convert.
     #[derive(Clone, Debug)]
     pub struct ConvertOptions {
-        /// Chunks in work at once, over all threads (`-m`); None: as many as keep
-        /// all cores busy.
+        /// Chunks in work at once, over all threads (`-m`), at most [`MAX_WORKERS`](super::MAX_WORKERS); None: as many
+        /// as keep all cores busy.
         pub workers: Option<usize>,
         /// Runs of at least this many zero bytes are not written (`-S`); 0 writes
         /// everything and allocates the whole target.
@@ -209,6 +209,8 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
+    // Before the target is touched.
+    workers::check(workers).map_err(ConvertError::Engine)?;
     let unfinished = Unfinished::begin(&mut target, &options)?;
     let bitmaps = std::mem::take(&mut options.bitmaps);
     let job = Arc::new(Job {

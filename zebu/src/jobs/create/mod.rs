@@ -13,6 +13,7 @@ pub use image::{begin_image, create_image};
 use layout::{Layout, data_of_tables};
 
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
+use crate::block::check_recorded;
 use crate::broken::{Rule, is_broken};
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
@@ -165,6 +166,11 @@ impl CreateQcow2 {
         }
         if self.refcount_order != 4 && old {
             return needs_v3("Different refcount widths than 16 bits", "require");
+        }
+        let backing = self.backing.iter().map(|backing| &backing.name);
+        let names = backing.chain(self.data_file.iter().map(|data| &data.name));
+        for name in names {
+            check_recorded(name)?;
         }
         if let Some(data_file) = &self.data_file {
             if data_file.raw && self.backing.is_some() {

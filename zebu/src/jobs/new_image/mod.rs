@@ -529,7 +529,7 @@ fn could_not_create(spec: &FileSpec, error: Error) -> Error {
     }
     let source = match error {
         // Its context says as much.
-        Error::While { source, .. } => *source,
+        Error::Open { source, .. } | Error::While { source, .. } => *source,
         error => error,
     };
     source.during(format!("Could not create '{}'", spec.name().display()))

@@ -102,6 +102,9 @@ impl CreateOptions {
 /// Refuses a value that is not of the option's kind.
 fn check_value(option: &CreateOption, value: &OsStr) -> Result<(), String> {
     let name = option.name;
+    if value.as_bytes().contains(&0) {
+        return Err(format!("Parameter '{name}' has a NUL byte"));
+    }
     let Some(value) = value.to_str() else {
         return match NAMES.contains(&name) {
             true => Ok(()),

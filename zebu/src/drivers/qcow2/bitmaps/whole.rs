@@ -271,6 +271,8 @@ impl Image {
         let length = directory.length() + new.encoded_len() as u64;
         let why = if self.geometry.version() < 3 {
             "Cannot store dirty bitmaps in qcow2 v2 files".into()
+        } else if new.name.contains(&0) {
+            "Its name has a NUL byte".into()
         } else if new.name.len() > MAX_BITMAP_NAME {
             format!("Name length exceeds maximum ({MAX_BITMAP_NAME} characters)")
         } else if directory.entries.len() >= MAX_BITMAPS as usize {

@@ -41,6 +41,10 @@ impl Image {
             let text = format!("A snapshot's name has at most {MAX_NAME} bytes");
             return Err(Error::Refused(text));
         }
+        // Programs in C would take its beginning for the name.
+        if name.contains(&0) {
+            return Err(Error::Refused("A snapshot's name has no NUL byte".into()));
+        }
         if self.snapshots.len() >= MAX_SNAPSHOTS as usize {
             return Err(Error::os(libc::EFBIG));
         }
