@@ -1,6 +1,6 @@
 //! Errors, and the exceptions of `zebu._errors` that they become.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ pub struct Failure {
     errno: i32,
     message: String,
     /// The file that could not be opened.
-    file: Option<PathBuf>,
+    file: Option<OsString>,
 }
 
 impl Failure {
@@ -62,7 +62,7 @@ impl From<Error> for Failure {
             exception,
             errno: error.errno(),
             message: error.to_string(),
-            file: error.file().map(Path::to_path_buf),
+            file: error.file().map(OsString::from),
         }
     }
 }

@@ -282,6 +282,6 @@ def test_the_file_that_is_missing(path: Path) -> None:
     top = path.with_name("top")
     zebu.create(top, backing=path, backing_format="qcow2")
     path.unlink()
-    with pytest.raises(FileNotFoundError) as found:
+    with pytest.raises(zebu.NotFoundError) as found:
         zebu.open(top)
     assert found.value.filename == str(path)

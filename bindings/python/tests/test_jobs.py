@@ -183,9 +183,11 @@ def test_convert_refuses(path: Path) -> None:
 
 def test_numbers_out_of_range(path: Path) -> None:
     target = path.with_name("target")
-    for numbers in ({"workers": 1 << 30}, {"workers": 0}, {"level": 1 << 40}, {"rate": -1}):
+    for workers, level, rate in (1 << 30, 1, 1), (0, 1, 1), (1, 1 << 40, 1), (1, 1, -1):
         with pytest.raises(ValueError, match="must be from"):
-            zebu.convert(path, target, format="qcow2", compress=True, **numbers)
+            zebu.convert(
+                path, target, format="qcow2", compress=True, workers=workers, level=level, rate=rate
+            )
     with pytest.raises(ValueError, match="must be from"):
         zebu.create(target, -1)
     assert not target.exists()
