@@ -20,6 +20,39 @@ use crate::printed::Shown;
 
 static KEPT: Mutex<Option<Objects>> = Mutex::new(None);
 
+/// The files that they are read from, and those of a server's own keys.
+static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The names of the files in the folder of an object.
+const IN_FOLDERS: [&str; 7] = [
+    "ca-cert.pem",
+    "ca-crl.pem",
+    "client-cert.pem",
+    "client-key.pem",
+    "server-cert.pem",
+    "server-key.pem",
+    KEYS,
+];
+
+/// Keeps the name of a file with a secret or keys, or of a folder with such files, which no command
+/// may write to.
+pub fn note_file(path: &Path) {
+    let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    if !files.iter().any(|file| file == path) {
+        files.push(path.to_owned());
+    }
+}
+
+/// The files that secrets and keys are read from, as far as they are known.
+pub fn files() -> Vec<PathBuf> {
+    let noted = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = |path: &PathBuf| match path.is_dir() {
+        true => IN_FOLDERS.map(|name| path.join(name)).to_vec(),
+        false => vec![path.clone()],
+    };
+    noted.iter().flat_map(own).collect()
+}
+
 /// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on`,
 /// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu` or `secret,id=ID,file=FILE`, or the
 /// same as JSON.
@@ -70,6 +103,7 @@ fn secret(members: Members) -> Result<(String, Secret), String> {
     let id = id.ok_or("Parameter 'id' is missing")?;
     let file = file.ok_or("Parameter 'file' is missing")?;
     let text = read_secret(Path::new(&file), is_base64)?;
+    note_file(Path::new(&file));
     Ok((id, Secret::new(text)))
 }
 
@@ -93,6 +127,7 @@ fn credentials(members: Members) -> Result<(String, TlsCredentials), String> {
     if object.is_server == Some(true) {
         return Err("Expecting TLS credentials with a client endpoint".into());
     }
+    note_file(&object.directory);
     let credentials = match object.kind {
         Kind::Certificates => TlsCredentials::Certificates(
             TlsFiles::default()

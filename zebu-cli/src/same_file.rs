@@ -26,6 +26,9 @@ const MAY_BE_READ_FROM: &str = "The input may be read from this file, which has 
 /// The message about a target that messages would go to.
 pub const PRINTED_TO: &str = "Standard output or standard error goes to this file";
 
+/// The message about a target that a secret or a key is read from.
+pub const KEYS_FROM: &str = "A secret or a key is read from this file";
+
 /// The message about a target that is called by the number of a descriptor.
 pub const IS_OPEN: &str = "This is an open file that has content, which a new image would replace: call \
                        it by its own name";
@@ -36,8 +39,33 @@ pub fn refused(sources: &[Device], target: &FileSpec) -> Option<&'static str> {
     if reads(sources, target) {
         return Some(READ_FROM);
     }
-    let path = &target.bottom().path;
-    (is_local(target) && is_printed_to(path)).then_some(PRINTED_TO)
+    match is_local(target) {
+        true => refused_by_command(&target.bottom().path),
+        false => None,
+    }
+}
+
+/// Why a file that is no image — the number of a process — is not written at this name.
+pub fn refused_beside<'a>(
+    devices: impl Iterator<Item = &'a Device>,
+    path: &Path,
+) -> Option<&'static str> {
+    let mut files = devices
+        .flat_map(Device::all_layers)
+        .flat_map(Layer::storages);
+    match files.any(|file| is_same(file.path(), path)) {
+        true => Some(READ_FROM),
+        false => refused_by_command(path),
+    }
+}
+
+/// Why the command does not write to this name, whatever images it reads.
+fn refused_by_command(path: &Path) -> Option<&'static str> {
+    let has_keys = || objects::files().iter().any(|own| is_same(own, path));
+    match is_printed_to(path) {
+        true => Some(PRINTED_TO),
+        false => has_keys().then_some(KEYS_FROM),
+    }
 }
 
 /// As [`refused`], of a target that is to be a new image.

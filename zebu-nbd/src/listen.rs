@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -16,11 +16,19 @@ use crate::transport::Stream;
 /// The first descriptor that systemd passes: `SD_LISTEN_FDS_START`.
 const FIRST_PASSED: i32 = 3;
 
+/// The name of a unix socket that this process made.
+#[derive(Debug)]
+pub struct OwnPath {
+    path: PathBuf,
+    /// Device and inode.
+    identity: Option<(u64, u64)>,
+}
+
 /// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
     /// A unix socket, and its path if it is to be removed.
-    Unix(UnixListener, Option<PathBuf>),
+    Unix(UnixListener, Option<OwnPath>),
     /// A TCP socket.
     Tcp(TcpListener),
 }
@@ -42,7 +50,9 @@ impl Listener {
         };
         let listener = bound?;
         listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener, Some(path.into())))
+        let identity = identity(path);
+        let path = path.into();
+        Ok(Listener::Unix(listener, Some(OwnPath { path, identity })))
     }
 
     /// Listens on TCP, on each address of `host` that this machine has.
@@ -147,7 +157,7 @@ impl AsFd for Listener {
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Listener::Unix(_, Some(path)) => write!(f, "{}", path.display()),
+            Listener::Unix(_, Some(own)) => write!(f, "{}", own.path.display()),
             Listener::Unix(_, None) => write!(f, "a unix socket that was passed"),
             Listener::Tcp(listener) => match listener.local_addr() {
                 Ok(address) => write!(f, "{address}"),
@@ -159,11 +169,19 @@ impl fmt::Display for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Listener::Unix(_, Some(path)) = self {
+        if let Listener::Unix(_, Some(own)) = self
+            // What has this name now may be another's.
+            && own.identity == identity(&own.path)
+        {
             // The file may be gone already.
-            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(&own.path);
         }
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// Whether this machine does not have the address.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::path::after_protocol;
 use crate::block::{OptionSet, OptionValue};
+use crate::storage::file::read_regular;
 use crate::storage::{Action, BlkdebugLimits, Event, Injection, IoKinds, Rule};
 
 /// The sections of rules.
@@ -80,7 +81,7 @@ pub(super) fn take(
 
 /// The rules in a configuration file.
 pub(super) fn read_config(config: &Path) -> Result<Vec<Rule>, String> {
-    let text = std::fs::read(config).map_err(|e| {
+    let text = read_regular(config).map_err(|e| {
         let why = crate::strerror(&e);
         format!("Could not read blkdebug config file: {why}")
     })?;

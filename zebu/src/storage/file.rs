@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -137,11 +137,7 @@ fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        let path = crate::printable(path.as_os_str().as_bytes());
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("'file' driver requires '{path}' to be a regular file"),
-        ));
+        return Err(not_regular(&path));
     }
     let device = kind.is_block_device();
     let fd = OwnedFd::from(file);
@@ -168,7 +164,33 @@ fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc
     }))
 }
 
+/// Opens a file only after a look at what it is: to open a FIFO lets its writer go on, a tape
+/// rewinds, and a watchdog starts. The look pins it, so it is the same that is opened.
 fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
+    let look = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    let pinned = match rustix::fs::open(path, look, rustix::fs::Mode::empty()) {
+        Ok(pinned) => fs::File::from(pinned),
+        Err(rustix::io::Errno::NOENT) if how.create => return open_by(path, path, how),
+        Err(error) => return Err(error.into()),
+    };
+    let kind = pinned.metadata()?.file_type();
+    if kind.is_fifo() || kind.is_char_device() {
+        return Err(not_regular(path));
+    }
+    let again = PathBuf::from(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
+    let existing = OpenFile {
+        create: false,
+        ..how
+    };
+    match open_by(&again, path, existing) {
+        // There is no /proc. A FIFO that has replaced it since does not block.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => open_by(path, path, how),
+        opened => opened,
+    }
+}
+
+/// Opens a file by one name; `path` is the one for messages.
+fn open_by(name: &Path, path: &Path, how: OpenFile) -> io::Result<fs::File> {
     // A FIFO would block in open(2).
     let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     if how.cache.is_direct() {
@@ -181,7 +203,7 @@ fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
         .truncate(false)
         .mode(0o644)
         .custom_flags(flags)
-        .open(path);
+        .open(name);
     match opened {
         // open(2): the file system has no O_DIRECT. The message is QEMU's.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) && how.cache.is_direct() => {
@@ -195,6 +217,26 @@ fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
         }
         other => other,
     }
+}
+
+fn not_regular(path: &Path) -> io::Error {
+    let path = crate::printable(path.as_os_str().as_bytes());
+    let text = format!("'file' driver requires '{path}' to be a regular file");
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+/// The content of a regular file that an image may have named. Blocks.
+///
+/// # Errors
+/// Those of open(2) and read(2), and `InvalidInput` for other kinds of files.
+pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open(path, OpenFile::default())?;
+    if !file.metadata()?.is_file() {
+        return Err(not_regular(path));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// An open regular file or block device of this machine.

@@ -404,8 +404,8 @@ impl Wanted<'_> {
         made.map_err(|e| touched(failure(e)))?;
         options.zero_from = match backing {
             Some(size) => Some(size),
-            // Without clusters, no former content of the device is visible.
-            None => (files.are_zero() || !image.is_mapped()).then_some(0),
+            // Only a raw image shows the former content of a device.
+            None => (files.are_zero() || !image.shows_file()).then_some(0),
         };
         if format == Format::RAW {
             return Ok(Target::Raw(files.into_storage()));

@@ -118,7 +118,8 @@ fn serve(
     let names = exports.iter().map(|export| export.options().name.clone());
     let names: Vec<String> = names.collect();
     let listeners = listeners(arguments, passed)?;
-    let _pid_file = PidFile::write(arguments.pid_file.as_deref())?;
+    let devices = exports.iter().map(|export| export.device());
+    let _pid_file = PidFile::write(arguments.pid_file.as_deref(), devices)?;
     for listener in &listeners {
         tracing::info!("listening at {listener}, exports {names:?}");
     }

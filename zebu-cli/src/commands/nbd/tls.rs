@@ -7,7 +7,7 @@ use zebu::tls::ServerTls;
 
 use super::arguments::Arguments;
 use crate::failure::Failure;
-use crate::objects::{KEYS, Kind, Object};
+use crate::objects::{KEYS, Kind, Object, note_file};
 use crate::printed::Shown;
 
 /// What TLS needs, if it is wanted.
@@ -27,13 +27,16 @@ pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
         let object = objects.into_iter().find(|object| object.id == *id);
         let object =
             object.ok_or_else(|| Failure::new(format!("No TLS credentials with id '{id}'")))?;
+        note_file(&object.directory);
         match object.kind {
             Kind::Certificates => ServerTls::with_certificates(&object.directory, object.verify),
             Kind::Keys { .. } => ServerTls::with_keys(&object.directory.join(KEYS)),
         }
     } else if let Some(directory) = &arguments.tls_certificates {
+        note_file(Path::new(directory));
         ServerTls::with_certificates(Path::new(directory), true)
     } else if let Some(file) = &arguments.tls_psk {
+        note_file(Path::new(file));
         ServerTls::with_keys(Path::new(file))
     } else {
         return Ok(None);

@@ -5,11 +5,10 @@ mod daemon;
 mod images;
 mod log;
 mod metrics;
+mod pid_file;
 mod signals;
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use zebu::block::Device;
@@ -22,6 +21,7 @@ pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
 pub use log::Log;
 pub use metrics::MetricsArguments;
+pub use pid_file::PidFile;
 pub use signals::Signals;
 
 /// An export of any server.
@@ -121,34 +121,5 @@ pub fn looked_again(name: &str, device: &Device, looked: zebu::Result<bool>) {
         Ok(true) => tracing::info!("export {name:?} has {} bytes now", device.size()),
         Ok(false) => {}
         Err(e) => tracing::warn!("export {name:?}: its size cannot be found: {e}"),
-    }
-}
-
-/// The file with the process's number, which goes with the process.
-pub struct PidFile(Option<PathBuf>);
-
-impl PidFile {
-    /// Writes it, if one is wanted.
-    pub fn write(path: Option<&OsStr>) -> Result<Self, Failure> {
-        let Some(path) = path else {
-            return Ok(PidFile(None));
-        };
-        fs::write(path, format!("{}\n", std::process::id())).map_err(|e| {
-            Failure::new(format!(
-                "Cannot write pid file {}: {}",
-                path.shown(),
-                zebu::strerror(&e)
-            ))
-        })?;
-        Ok(PidFile(std::path::absolute(path).ok()))
-    }
-}
-
-impl Drop for PidFile {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // Gone already is as good.
-            let _ = fs::remove_file(path);
-        }
     }
 }

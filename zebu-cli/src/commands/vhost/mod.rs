@@ -63,7 +63,8 @@ fn serve(
         }
         tracing::info!("listening at {listener}, export {:?}", export.name());
     }
-    let _pid_file = PidFile::write(arguments.pid_file.as_deref())?;
+    let devices = exports.iter().map(|export| export.device());
+    let _pid_file = PidFile::write(arguments.pid_file.as_deref(), devices)?;
     let server = Server::start(doors, &options).map_err(|e| failed("the server", &e))?;
     if let Some(parent) = parent {
         // From then on standard error is /dev/null.

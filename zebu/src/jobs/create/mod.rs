@@ -309,7 +309,9 @@ pub async fn create_qcow2<G: IntoControlFlow>(
         reporter: &reporter,
         preallocation: options.preallocation,
     };
-    new.reporter.plan(plan.work(options.preallocation));
+    let is_zeroed = options.preallocation == Preallocation::Full
+        || data.unwrap_or(file).is_device() && plan.shows_data();
+    new.reporter.plan(plan.work(is_zeroed));
     if let Some(data) = data {
         plan.write_data_file(&new, data).await?;
     }
@@ -346,7 +348,10 @@ pub async fn create_raw<G: IntoControlFlow>(
         preallocation,
     };
     new.reporter.plan(size);
-    new.allocate(file, 0, size).await?;
+    // Without clusters, the content of a device is that of the image.
+    if preallocation != Preallocation::Off {
+        new.allocate(file, 0, size).await?;
+    }
     reporter.finish();
     Ok(())
 }
@@ -360,21 +365,25 @@ struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
-    /// Takes the space of a range that reads as zeroes.
+    /// Takes the space of a range, and makes it read as zeroes: what is new of a file does so by
+    /// itself, and a device has any content. There the mode makes no other difference.
     async fn allocate(&self, file: &dyn Storage, offset: u64, length: u64) -> Result<()> {
         let (queue, end) = (self.queue, offset + length);
-        match self.preallocation {
-            _ if length == 0 => {}
-            Preallocation::Off | Preallocation::Metadata => {}
-            Preallocation::Falloc if file.is_device() => {}
-            Preallocation::Falloc => storage::allocate(file, queue, offset, length).await?,
-            Preallocation::Full => {
-                for at in (offset..end).step_by(ZEROES as usize) {
-                    let length = ZEROES.min(end - at);
-                    storage::write_zeroes(file, queue, at, length).await?;
-                    self.reporter.add(length)?;
+        let is_full = self.preallocation == Preallocation::Full;
+        if length == 0 {
+            return Ok(());
+        }
+        if is_full || file.is_device() {
+            for at in (offset..end).step_by(ZEROES as usize) {
+                let length = ZEROES.min(end - at);
+                match is_full {
+                    true => storage::write_zeroes(file, queue, at, length).await?,
+                    false => storage::zero_range(file, queue, at, length).await?,
                 }
+                self.reporter.add(length)?;
             }
+        } else if self.preallocation == Preallocation::Falloc {
+            storage::allocate(file, queue, offset, length).await?;
         }
         Ok(())
     }
@@ -394,14 +403,21 @@ impl Plan {
         (self.geometry.virtual_size()).next_multiple_of(self.geometry.subcluster_size())
     }
 
-    /// Bytes that are written or allocated.
-    fn work(&self, preallocation: Preallocation) -> u64 {
+    /// Whether the disk shows what is in its clusters: not where each of them has a bitmap that says
+    /// that none of its parts has data. A raw data file is the disk in any case.
+    fn shows_data(&self) -> bool {
+        self.is_preallocated()
+            && (!self.geometry.has_extended_l2() || self.header.is_data_file_raw())
+    }
+
+    /// Bytes that are written, of the data too if these are zeroed.
+    fn work(&self, is_zeroed: bool) -> u64 {
         let layout = &self.layout;
         let blocks = layout.blocks.iter().filter(|block| **block != 0).count();
         let tables = (layout.l2.len() + blocks) as u64 + layout.table_clusters;
-        let data = match preallocation {
-            Preallocation::Full => self.geometry.virtual_size(),
-            _ => 0,
+        let data = match is_zeroed {
+            true => self.geometry.virtual_size(),
+            false => 0,
         };
         self.at(tables) + u64::from(self.header.l1_size) * 8 + data
     }
@@ -413,7 +429,7 @@ impl Plan {
             storage::set_len(data, queue, 0).await?;
         }
         storage::set_len(data, queue, size).await?;
-        new.allocate(data, 0, size).await?;
+        self.allocate(new, data, 0, size).await?;
         if self.is_preallocated() && !data.is_device() {
             let rest = self.size_in_subclusters() - size;
             storage::write_zeroes(data, queue, size, rest).await?;
@@ -454,13 +470,31 @@ impl Plan {
         if let Some(area) = self.layout.area {
             let (start, end) = (self.at(area), self.at(self.layout.end()));
             storage::set_len(file, new.queue, end).await?;
-            return new.allocate(file, start, end - start).await;
+            return self.allocate(new, file, start, end - start).await;
         }
         // The last cluster is complete, with zeroes.
         let first_of_last = (self.layout.data.len() as u64 - 1) << self.geometry.l2_coverage_bits();
         let at = self.at(*last) + (size - first_of_last);
         storage::set_len(file, new.queue, at + (rounded - size)).await?;
         storage::write_zeroes(file, new.queue, at, rounded - size).await?;
+        for (first, clusters) in self.layout.data.iter().zip(data_of_tables(&self.geometry)) {
+            let (start, length) = (self.at(*first), self.at(clusters));
+            self.allocate(new, file, start, length).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the space of clusters of the disk.
+    async fn allocate(
+        &self,
+        new: &NewFile<'_>,
+        file: &dyn Storage,
+        start: u64,
+        length: u64,
+    ) -> Result<()> {
+        if !file.is_device() || new.preallocation == Preallocation::Full || self.shows_data() {
+            new.allocate(file, start, length).await?;
+        }
         Ok(())
     }
 

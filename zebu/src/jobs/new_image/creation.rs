@@ -142,8 +142,8 @@ impl Creation {
             });
         }
         files.make(queue, &image).map_err(|e| self.failed(e))?;
-        // Without clusters, no former content of a device is visible.
-        let is_zero = files.are_zero() || !image.is_mapped();
+        // Only a raw image shows the former content of a device.
+        let is_zero = files.are_zero() || !image.shows_file();
         let target = match self.format == Format::RAW {
             true => Target::Raw(files.into_storage()),
             false => {

@@ -123,16 +123,13 @@ impl NewImage {
         Ok(image)
     }
 
-    /// Whether its disk is mapped to the file from the start.
-    pub fn is_mapped(&self) -> bool {
+    /// Whether its disk is what its file holds, also where that is a device with any content. Others
+    /// read as zeroes at first.
+    pub fn shows_file(&self) -> bool {
         match self {
-            NewImage::Raw { .. } => true,
-            NewImage::Qcow2(image) => {
-                image.preallocation != Preallocation::Off
-                    || image.data_file.as_ref().is_some_and(|d| d.raw)
-            }
-            // Its unwritten ranges read as zeroes by themselves.
-            NewImage::Planned(_) => false,
+            // Preallocation makes zeroes.
+            NewImage::Raw { preallocation, .. } => *preallocation == Preallocation::Off,
+            NewImage::Qcow2(_) | NewImage::Planned(_) => false,
         }
     }
 

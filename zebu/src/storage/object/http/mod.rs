@@ -360,7 +360,8 @@ fn builder(options: &HttpOptions, timeout: Duration) -> Result<ClientBuilder, Tr
         .tls_danger_accept_invalid_certs(!options.verify);
     if let Some(path) = &options.authorities {
         let unusable = |why: String| Trouble::permanent(format!("{}: {why}", path.display()));
-        let pem = std::fs::read(path).map_err(|e| unusable(crate::strerror(&e).to_string()))?;
+        let pem = crate::storage::file::read_regular(path)
+            .map_err(|e| unusable(crate::strerror(&e).to_string()))?;
         let certificates = Certificate::from_pem_bundle(&pem).map_err(|e| unusable(cause(&e)))?;
         if certificates.is_empty() {
             return Err(unusable("no certificate in it".into()));
