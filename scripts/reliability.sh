@@ -199,6 +199,14 @@ if begin backups; then
     unset ZEBU_KILLS ZEBU_DAMAGED_SETS
     end "kills, power cuts and damaged sets"
 fi
+if begin sources-change; then
+    ZEBU_CHANGES=${ZEBU_CHANGES:-$(of 15 150 3000)}
+    ZEBU_HTTP_ROUNDS=${ZEBU_HTTP_ROUNDS:-$(of 12 100 2000)}
+    export ZEBU_CHANGES ZEBU_HTTP_ROUNDS
+    program --test cli -- --nocapture source_changes:: http::no_read_has
+    unset ZEBU_CHANGES ZEBU_HTTP_ROUNDS
+    end "sources changed while they were read"
+fi
 if begin hostile-named; then
     library --test hostile -- --nocapture images:: history:: --skip generated
     end "images made by hand, and what is done"

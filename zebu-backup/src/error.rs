@@ -37,6 +37,15 @@ pub enum Error {
         /// The first byte that differs.
         offset: u64,
     },
+    /// Another program wrote to a disk while it was read, so what was read may be a mixture of two
+    /// states of it.
+    #[error("{disk}: {what}: back it up again when no program writes to it")]
+    Changed {
+        /// The disk.
+        disk: String,
+        /// What was changed.
+        what: String,
+    },
     /// The progress callback has stopped it.
     #[error("cancelled")]
     Cancelled,

@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use zebu::Format;
 use zebu::internal::printable;
 
 use crate::error::{Result, refuse};
+use crate::take::raw_chain;
 
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 2;
@@ -64,6 +66,10 @@ pub struct Entry {
     /// interrupted, have the same numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap: Option<String>,
+    /// The formats of the disk and of its backing files, as they were opened. Where none is given the
+    /// next point has the same: a guest can make a raw disk look like an image of another format.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub formats: Vec<String>,
     /// SHA-256 of the formats and paths of what the source consists of beside its own file: backing
     /// files and data files. If these are others at the next point, the disk may have changed without
     /// a write, which no bitmap records.
@@ -91,6 +97,19 @@ pub struct Merge {
     pub base: String,
     /// The increment, whose place the merged file takes.
     pub top: String,
+}
+
+impl Entry {
+    /// [`Entry::formats`]; empty if they are not known. Of an entry that lacks them, `chain_sha256` tells
+    /// a raw disk.
+    pub(crate) fn formats(&self) -> Vec<Format> {
+        let known = self.formats.iter().map(|name| name.parse());
+        match known.collect::<Result<Vec<Format>, _>>() {
+            Ok(known) if !known.is_empty() => known,
+            _ if self.chain_sha256.as_deref() == Some(&*raw_chain()) => vec![Format::RAW],
+            _ => Vec::new(),
+        }
+    }
 }
 
 impl Manifest {

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use zebu::block::FileDriver;
 use zebu::internal::printable;
@@ -23,6 +24,7 @@ pub struct Set {
     manifest: Manifest,
     /// Locked as long as the set is open for changes.
     lock: Option<File>,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Set {
@@ -39,6 +41,7 @@ impl Set {
             manifest: decode(&path, &bytes)?,
             directory,
             lock: None,
+            notes: Mutex::default(),
         })
     }
 
@@ -76,7 +79,22 @@ impl Set {
             directory,
             manifest,
             lock: Some(lock),
+            notes: Mutex::default(),
         })
+    }
+
+    /// Notes what a caller may want to know of a disk.
+    pub(crate) fn note(&self, disk: &str, text: &str) {
+        tracing::warn!("{disk}: {text}");
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.push(format!("{disk}: {text}"));
+    }
+
+    /// What was done otherwise than may be expected since this was asked for the last time, a line
+    /// each: a format was guessed, a disk was compared though it has a bitmap.
+    pub fn take_notes(&self) -> Vec<String> {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut notes)
     }
 
     /// The list of its points and files.

@@ -1,5 +1,6 @@
 //! Taking a backup.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
@@ -12,11 +13,11 @@ use sha2::{Digest, Sha256};
 use zebu::block::FileDriver;
 use zebu::jobs::{
     self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
-    NewBacking, Target,
+    NewBacking, Target, Unchanged,
 };
 use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, open_file};
-use zebu::{Device, DirtyBits, ErrorKind, Format, OpenOptions, Source};
+use zebu::{Device, DirtyBits, ErrorKind, Format, Layer, OpenOptions, Source};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
@@ -89,7 +90,8 @@ impl Set {
         manifest.removing = files.collect();
         self.save(manifest)?;
         let mut bitmaps = Vec::new();
-        for disk in disks {
+        let disks: Vec<_> = disks.iter().map(|disk| self.as_before(disk)).collect();
+        for disk in &disks {
             bitmaps.push(self.begin_bitmap(queue, disk, number)?);
         }
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -100,12 +102,13 @@ impl Set {
         };
         let held: Vec<_> = disks
             .iter()
-            .map(|disk| hold(queue, disk))
+            .map(|disk| Held::new(queue, disk))
             .collect::<Result<_>>()?;
         for ((disk, bitmap), held) in disks.iter().zip(bitmaps).zip(held) {
-            let copied = self.copy(queue, disk, number, options, on_progress);
+            let copied = self.copy(queue, disk, &held, number, options, on_progress);
+            let copied = copied.and_then(|entry| held.check(disk).map(|()| entry));
             drop(held);
-            if matches!(copied, Err(Error::Differs { .. })) {
+            if matches!(copied, Err(Error::Differs { .. } | Error::Changed { .. })) {
                 // Without a bitmap, the disk is compared with its last point.
                 let mut manifest = self.manifest().clone();
                 manifest.forget_bitmap(&disk.name);
@@ -122,7 +125,7 @@ impl Set {
         manifest.points.push(point);
         manifest.removing.clear();
         self.save(manifest)?;
-        for disk in disks {
+        for disk in &disks {
             self.end_bitmaps(queue, disk);
         }
         Ok(number)
@@ -198,6 +201,73 @@ impl Set {
         Ok(own)
     }
 
+    /// The disk, of which the formats that are not given are to be those of its last point.
+    fn as_before(&self, disk: &Disk) -> Disk {
+        let mut disk = disk.clone();
+        if let Some((_, entry)) = self.manifest().latest(&disk.name) {
+            disk.options.formats_before = entry.formats();
+        }
+        disk
+    }
+
+    /// Opens a disk for reading, which keeps others from writing to it, in the state in which `held` has
+    /// found it the first time.
+    fn open_disk(&self, queue: &Queue, disk: &Disk, held: &Held) -> Result<Device> {
+        let device = Device::open(queue, &disk.source, &disk.reading());
+        let device = device.map_err(Error::image(&disk.name))?;
+        match held.unchanged.get() {
+            Some(unchanged) if !unchanged.is_of(&device) => {
+                // That has the name of the file.
+                held.check(disk)?;
+                let what = "another file took its place while it was read";
+                Err(changed(disk, what.into()))
+            }
+            Some(_) => Ok(device),
+            None => {
+                self.look_at(disk, &device)?;
+                let unchanged = Unchanged::of(std::slice::from_ref(&device));
+                // It was empty.
+                let _ = held.unchanged.set(unchanged);
+                Ok(device)
+            }
+        }
+    }
+
+    /// Refuses a disk that may change while it is read, and notes what was guessed of it.
+    fn look_at(&self, disk: &Disk, device: &Device) -> Result<()> {
+        let name = &disk.name;
+        for layer in device.all_layers() {
+            if layer.spec.options.common.force_share == Some(true) {
+                return refuse(format!(
+                    "{name}: a disk that another program writes cannot be backed up (force-share)"
+                ));
+            }
+            for file in layer.storages().iter().filter(|file| !file.is_remote()) {
+                if files::is_inside(file.path(), self.directory())? {
+                    let file = files::shown(file.path());
+                    return refuse(format!(
+                        "{name}: {file} is in the directory of the backups, which they change"
+                    ));
+                }
+            }
+        }
+        if disk.options.formats_before.is_empty() {
+            let guessed = |layer: &&Layer| layer.spec.is_guessed() && layer.format() == Format::RAW;
+            for layer in device.layers().iter().filter(guessed) {
+                let file = files::shown(layer.file().path());
+                let how = match std::ptr::eq(layer, device.top()) {
+                    true => "give -f raw".to_owned(),
+                    false => format!("say it: zebu rebase -u -b {file} -F raw"),
+                };
+                self.note(
+                    name,
+                    &format!("the format of {file} was guessed: raw ({how})"),
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a bitmap to the image that records changes for the increment after this point, and
     /// returns its name; none if the image cannot have it.
     fn begin_bitmap(&self, queue: &Queue, disk: &Disk, number: u64) -> Result<Option<String>> {
@@ -216,7 +286,7 @@ impl Set {
             Ok(()) => Ok(Some(name)),
             // The image is too large or too small for a bitmap, or its list of bitmaps is damaged.
             Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Corrupt) => {
-                tracing::warn!("{}: changes are not recorded: {error}", disk.name);
+                self.note(&disk.name, &format!("changes are not recorded: {error}"));
                 Ok(None)
             }
             Err(error) => Err(Error::image(&disk.name)(error)),
@@ -251,7 +321,7 @@ impl Set {
         let ended = queue.block_on(self.remove_bitmaps(queue, disk, &mut device));
         let closed = queue.block_on(device.close(queue));
         if let Err(error) = ended.and(closed) {
-            tracing::warn!("{}: old bitmaps are not removed: {error}", disk.name);
+            self.note(&disk.name, &format!("old bitmaps are not removed: {error}"));
         }
     }
 
@@ -265,6 +335,7 @@ impl Set {
         &self,
         queue: &Queue,
         disk: &Disk,
+        held: &Held,
         number: u64,
         options: &TakeOptions,
         on_progress: OnProgress<'_>,
@@ -275,10 +346,12 @@ impl Set {
             false => self.manifest().latest(name).map(|(_, entry)| entry),
         };
         let changed = match before {
-            Some(before) => Some(self.changed(queue, disk, before, on_progress)?),
+            Some(before) => Some(self.changed(queue, disk, held, before, on_progress)?),
             None => None,
         };
-        let source = open(queue, disk)?;
+        let source = self.open_disk(queue, disk, held)?;
+        let formats = source.layers().iter().map(|layer| layer.format());
+        let formats = formats.map(|format| format.name().to_owned()).collect();
         let (size, chain_sha256) = (source.size(), chain_sha256(&source));
         if let Some(changed) = changed.as_ref().filter(|changed| changed.size() != size) {
             return refuse(format!(
@@ -316,7 +389,7 @@ impl Set {
         }
         files::sync_file(&part)?;
         let content_sha256 = match options.verify {
-            true => Some(self.verify_copy(queue, disk, &part_name, on_progress)?),
+            true => Some(self.verify_copy(queue, disk, held, &part_name, on_progress)?),
             false => None,
         };
         let (length, sha256) = self.hash(&part_name, on_progress)?;
@@ -332,6 +405,7 @@ impl Set {
             sha256,
             content_sha256,
             bitmap: None,
+            formats,
             chain_sha256: Some(chain_sha256),
         })
     }
@@ -341,17 +415,18 @@ impl Set {
         &self,
         queue: &Queue,
         disk: &Disk,
+        held: &Held,
         before: &Entry,
         on_progress: OnProgress<'_>,
     ) -> Result<DirtyBits> {
         if let Some(bitmap) = &disk.bitmap {
             return external_bitmap(queue, disk, bitmap).map_err(Error::image(&disk.name));
         }
-        let device = open(queue, disk)?;
+        let device = self.open_disk(queue, disk, held)?;
         let is_as_before = |chain: &String| *chain == chain_sha256(&device);
         if !before.chain_sha256.as_ref().is_none_or(is_as_before) {
             let why = "compared with its last backup: it has another backing file or data file";
-            tracing::warn!("{}: {why}", disk.name);
+            self.note(&disk.name, why);
         } else if let Some(bitmap) = &before.bitmap {
             match queue.block_on(recorded(queue, &device, bitmap)) {
                 Ok(mut bits) => {
@@ -364,7 +439,8 @@ impl Set {
                     return Err(Error::image(&disk.name)(error));
                 }
                 Err(error) => {
-                    tracing::warn!("{}: compared with its last backup: {error}", disk.name);
+                    let why = format!("compared with its last backup: {error}");
+                    self.note(&disk.name, &why);
                 }
             }
         }
@@ -416,10 +492,14 @@ impl Set {
         &self,
         queue: &Queue,
         disk: &Disk,
+        held: &Held,
         file: &str,
         on_progress: OnProgress<'_>,
     ) -> Result<String> {
-        let devices = [open(queue, disk)?, self.open_image(queue, file)?];
+        let devices = [
+            self.open_disk(queue, disk, held)?,
+            self.open_image(queue, file)?,
+        ];
         let different = compare(&disk.name, devices, Step::Verify, on_progress)?;
         if let Some(range) = different.ranges().next() {
             return Err(Error::Differs {
@@ -431,48 +511,83 @@ impl Set {
     }
 }
 
-/// Opens a disk for reading, which keeps others from writing to it.
-fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
-    Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
+/// A disk that no program writes to.
+struct Held {
+    /// Keeps it locked; none of an export.
+    _locked: Option<Device>,
+    /// How it was when it was opened the first time.
+    unchanged: OnceCell<Unchanged>,
+}
+
+impl Held {
+    /// Opens the image of a disk, so that no program writes to it until the result is dropped. Not an NBD
+    /// export: its server may admit one client at a time.
+    fn new(queue: &Queue, disk: &Disk) -> Result<Held> {
+        let hold = || {
+            let spec = disk.source.resolve(None, disk.options.format)?;
+            match spec.file.driver {
+                FileDriver::Nbd(_) => Ok(None),
+                _ => {
+                    let options = disk.reading().no_backing(true);
+                    Device::open(queue, &disk.source, &options).map(Some)
+                }
+            }
+        };
+        Ok(Held {
+            _locked: hold().map_err(Error::image(&disk.name))?,
+            unchanged: OnceCell::new(),
+        })
+    }
+
+    /// Refuses what was read if the disk was changed meanwhile.
+    fn check(&self, disk: &Disk) -> Result<()> {
+        let checked = self.unchanged.get().map_or(Ok(()), Unchanged::check);
+        checked.map_err(|why| changed(disk, why.to_string()))
+    }
+}
+
+fn changed(disk: &Disk, what: String) -> Error {
+    let disk = disk.name.clone();
+    Error::Changed { disk, what }
+}
+
+/// A hash of strings.
+#[derive(Default)]
+struct Words(Sha256);
+
+impl Words {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+}
+
+/// [`Entry::chain_sha256`] of a raw disk.
+pub(crate) fn raw_chain() -> String {
+    let mut hash = Words::default();
+    for word in [Format::RAW.name(), "", ""] {
+        hash.add(word.as_bytes());
+    }
+    files::hex(&hash.0.finalize())
 }
 
 /// [`Entry::chain_sha256`] of a disk.
 fn chain_sha256(device: &Device) -> String {
-    let mut hash = Sha256::new();
-    let mut add = |bytes: &[u8]| {
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    };
+    let mut hash = Words::default();
     for (depth, layer) in device.layers().iter().enumerate() {
         let has_data_file = |image: &zebu::qcow2::Image| image.header().has_data_file();
         let has_data_file = layer.as_qcow2().is_some_and(has_data_file);
         // The file of the disk itself may be named in another way: the bitmap is in it.
         let own = (depth > 0).then(|| layer.file().path());
         let data = has_data_file.then(|| layer.data().path());
-        add(layer.format().name().as_bytes());
+        hash.add(layer.format().name().as_bytes());
         for path in [own, data] {
             let path = path.unwrap_or(Path::new(""));
             let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            add(real.as_os_str().as_bytes());
+            hash.add(real.as_os_str().as_bytes());
         }
     }
-    files::hex(&hash.finalize())
-}
-
-/// Opens the image of a disk, so that no program writes to it until the result is dropped. None of an
-/// NBD export: its server may admit one client at a time.
-fn hold(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
-    let hold = || {
-        let spec = disk.source.resolve(None, disk.options.format)?;
-        match spec.file.driver {
-            FileDriver::Nbd(_) => Ok(None),
-            _ => {
-                let options = disk.reading().no_backing(true);
-                Device::open(queue, &disk.source, &options).map(Some)
-            }
-        }
-    };
-    hold().map_err(Error::image(&disk.name))
+    files::hex(&hash.0.finalize())
 }
 
 /// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is
@@ -482,7 +597,8 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
         return Ok(None);
     }
     // Opened for reading first, so that nothing but a qcow2 image is opened for writing.
-    let device = open(queue, disk)?;
+    let device = Device::open(queue, &disk.source, &disk.reading());
+    let device = device.map_err(Error::image(&disk.name))?;
     let can = device
         .top()
         .as_qcow2()

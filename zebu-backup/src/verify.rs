@@ -95,6 +95,8 @@ impl Set {
         self.verify_file(queue, disk, number)?;
         match &entry.content_sha256 {
             Some(sha256) if content => {
+                // Only files of the set are opened.
+                self.verify_chain(queue, disk, number)?;
                 match self.hash_content(queue, &entry.file, on_progress)? == *sha256 {
                     true => Ok(()),
                     false => refuse(format!(

@@ -3,7 +3,6 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -15,7 +14,6 @@ use zebu::block::StoreSpec;
 use zebu::block::{Device, FileDriver, FileSpec, Layer, NbdSpec};
 use zebu::storage::{FileStamp, OpenFile, Storage};
 
-use crate::printed::Shown;
 use crate::{objects, streams};
 
 /// The message about such a target.
@@ -263,46 +261,4 @@ pub fn reads_file(sources: &[Device], target: &Path) -> bool {
     let layers = sources.iter().flat_map(Device::all_layers);
     let mut files = layers.flat_map(Layer::storages);
     files.any(|file| is_same(file.path(), target))
-}
-
-/// The files that a job reads, as they were when it began.
-pub struct Unchanged(Vec<(Arc<dyn Storage>, FileStamp)>);
-
-impl Unchanged {
-    /// Those of `sources`, except what was opened although others may write to it.
-    pub fn of(sources: &[Device], are_shared: bool) -> Unchanged {
-        let layers = sources.iter().flat_map(Device::all_layers);
-        let is_shared = |layer: &&Layer| layer.spec.options.common.force_share == Some(true);
-        let layers = layers.filter(|layer| !are_shared && !is_shared(layer));
-        let stamped = |file: Arc<dyn Storage>| {
-            let stamp = file.stamp()?.ok()?;
-            Some((file, stamp))
-        };
-        Unchanged(
-            layers
-                .flat_map(Layer::storages)
-                .filter_map(stamped)
-                .collect(),
-        )
-    }
-
-    /// Why what was read of them is not the content of a disk: one was changed meanwhile.
-    ///
-    /// # Errors
-    /// The reason.
-    pub fn check(&self) -> Result<(), String> {
-        let is_changed = |(file, before): &&(Arc<dyn Storage>, FileStamp)| {
-            let now = file
-                .stamp()
-                .unwrap_or(Err(io::ErrorKind::Unsupported.into()));
-            !now.is_ok_and(|now| now == *before)
-        };
-        match self.0.iter().find(is_changed) {
-            None => Ok(()),
-            Some((file, _)) => Err(format!(
-                "'{}' was changed while it was read",
-                file.path().shown()
-            )),
-        }
-    }
 }

@@ -6,15 +6,16 @@ use std::path::Path;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use zebu::qcow2::Compression;
-use zebu::storage::CacheMode;
-use zebu_backup::{Disk, Set, Step, TakeOptions};
+use zebu::storage::{CacheMode, OpenFile};
+use zebu_backup::{Disk, Entry, Manifest, Set, Step, TakeOptions};
 
 use crate::failure::{Failure, Outcome};
+use crate::file_name::file_of;
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, rate};
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
-use crate::{localtime, open, output, size};
+use crate::{localtime, objects, open, output, same_file, size, streams};
 
 /// Back up disks incrementally, and restore them
 #[derive(Parser)]
@@ -107,6 +108,9 @@ struct Verify {
     /// Show progress
     #[arg(short, long)]
     progress: bool,
+    /// Print errors only
+    #[arg(short, long)]
+    quiet: bool,
     /// Format of the result: human or json
     #[arg(long, value_name = "FMT", default_value = "human")]
     output: Output,
@@ -129,6 +133,9 @@ struct Restore {
     /// Write to a target that exists: a block device, an NBD export
     #[arg(short = 'n', long)]
     no_create: bool,
+    /// Replace a file that exists
+    #[arg(long, conflicts_with = "no_create")]
+    overwrite: bool,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
@@ -157,7 +164,7 @@ struct Keep {
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     match arguments.action {
-        None => take(&arguments.take),
+        None => take(invocation, &arguments.take),
         Some(Action::List(list)) => print_points(&list),
         Some(Action::Verify(verify)) => print_findings(&verify),
         Some(Action::Restore(restore)) => restore_disk(invocation, &restore),
@@ -165,7 +172,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
 }
 
-fn take(arguments: &Take) -> Outcome {
+fn take(invocation: &Invocation, arguments: &Take) -> Outcome {
     let Some(directory) = &arguments.to else {
         return Err(Failure::new("Expecting the directory of the backups (--to)").with_hint());
     };
@@ -190,6 +197,11 @@ fn take(arguments: &Take) -> Outcome {
         steps.show(step, name, done, total)
     });
     steps.finish();
+    if !arguments.quiet {
+        for note in set.take_notes() {
+            invocation.say(&note);
+        }
+    }
     let number = taken.map_err(failure)?;
     let kept = match arguments.keep {
         None => Ok(()),
@@ -314,7 +326,7 @@ fn line(mut text: String) -> Outcome {
 fn print_findings(arguments: &Verify) -> Outcome {
     let queue = open::queue()?;
     let set = Set::open(&arguments.directory).map_err(failure)?;
-    let mut steps = Steps::new(arguments.progress);
+    let mut steps = Steps::new(arguments.progress && !arguments.quiet);
     let found = set.verify(&queue, arguments.content, &mut |step, name, done, total| {
         steps.show(step, name, done, total)
     });
@@ -324,10 +336,77 @@ fn print_findings(arguments: &Verify) -> Outcome {
         json(&found)?;
     }
     if found.is_empty() {
+        if arguments.output == Output::Human && !arguments.quiet {
+            line(verified(set.manifest(), arguments.content))?;
+        }
         return Ok(0);
     }
     let lines: Vec<_> = found.iter().map(|finding| &*finding.text).collect();
     Err(Failure::new(lines.join("\n")).with_status(2))
+}
+
+/// What was verified of a sound set, in a line.
+fn verified(manifest: &Manifest, with_content: bool) -> String {
+    let entries = manifest
+        .points
+        .iter()
+        .flat_map(|point| point.disks.values());
+    let entries: Vec<_> = entries.collect();
+    // The hash of a merged file is known when the merge is finished.
+    let is_merging = |entry: &&&Entry| manifest.merging.iter().any(|m| m.top == entry.file);
+    let merging: Vec<_> = entries.iter().filter(is_merging).collect();
+    let all: u64 = entries.iter().map(|entry| entry.length).sum();
+    let unhashed: u64 = merging.iter().map(|entry| entry.length).sum();
+    let mut text = format!(
+        "{} and {} as in the manifest: {} hashed",
+        count(manifest.points.len(), "point"),
+        count(entries.len(), "file"),
+        size::human(all - unhashed)
+    );
+    if !merging.is_empty() {
+        text += &format!(", not {} being merged", count(merging.len(), "file"));
+    }
+    if with_content {
+        let known = entries.iter().filter(|e| e.content_sha256.is_some());
+        let known: Vec<_> = known.collect();
+        let bytes: u64 = known.iter().map(|entry| entry.size).sum();
+        let (disks, bytes) = (count(known.len(), "disk"), size::human(bytes));
+        text += &format!("; the content of {disks}, {bytes}, too");
+    }
+    text
+}
+
+fn count(number: usize, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
+    }
+}
+
+/// Refuses a target that is a file with content. A device, an export and an image in a cluster exist
+/// before anything can be restored to them.
+fn refuse_existing(target: &OsStr) -> Result<(), Failure> {
+    let Ok(spec) = file_of(target) else {
+        // The conversion says what is wrong with it.
+        return Ok(());
+    };
+    let exists = match spec.is_object() || spec.is_remote() {
+        _ if spec.nbd().is_some() => false,
+        true => spec
+            .open(OpenFile::default(), &objects::all())
+            .is_ok_and(|file| file.storage().len().is_ok_and(|length| length > 0)),
+        false if same_file::is_local(&spec) => {
+            std::fs::metadata(&spec.bottom().path).is_ok_and(|m| m.is_file() && m.len() > 0)
+        }
+        false => false,
+    };
+    match exists && streams::output(target).is_ok_and(|stream| stream.is_none()) {
+        false => Ok(()),
+        true => Err(Failure::new(format!(
+            "{} exists: restore to another file, replace it (--overwrite), or write into it (-n)",
+            target.shown()
+        ))),
+    }
 }
 
 fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
@@ -352,6 +431,9 @@ fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
     };
     set.refuse_own(&zebu::Source::Name(arguments.target.clone()))
         .map_err(failure)?;
+    if !arguments.no_create && !arguments.overwrite {
+        refuse_existing(&arguments.target)?;
+    }
     let image = set.image(&open::queue()?, disk, number).map_err(failure)?;
     // The chain of files was just checked; a conversion does the rest.
     let mut convert: Vec<OsString> = ["-f", "qcow2", "-W", "-O"].map(OsString::from).into();

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use zebu::block::Device;
-use zebu::jobs::{self, CompareError, CompareOptions, Comparison};
+use zebu::jobs::{self, CompareError, CompareOptions, Comparison, Unchanged};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
@@ -102,7 +102,14 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
         return Ok(DIFFERENT);
     }
     let options = CompareOptions::default().strict(arguments.strict);
+    let unchanged = Unchanged::of(&devices);
     let result = jobs::compare(devices, &options, |now| progress.set(now.done));
+    if result.is_ok()
+        && let Err(why) = unchanged.check()
+    {
+        progress.finish(false);
+        return Err(Failure::new(why.to_string()));
+    }
     let same = matches!(result, Ok(Comparison::Identical));
     if same {
         // qemu-img ends the line only after the verdict.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, Format};
-use zebu::jobs::{self, CopyOptions, Target, TransferError};
+use zebu::jobs::{self, CopyOptions, Target, TransferError, Unchanged};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
@@ -18,7 +18,6 @@ use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
-use crate::same_file::Unchanged;
 use crate::{objects, open, same_file, size, untrusted};
 
 /// Copy input to output with optional format conversion
@@ -60,7 +59,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let queue = open::queue()?;
     let input = &operands.input;
     let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
-    let unchanged = Unchanged::of(std::slice::from_ref(&source), arguments.source.force_share);
+    let unchanged = Unchanged::of(std::slice::from_ref(&source));
     let format = output_format(arguments.output_format.as_deref())?;
     let range = operands.range(source.size());
     let (start, length) = range.unwrap_or_default();

@@ -9,7 +9,7 @@ use clap::Parser;
 use zebu::block::{Device, FileSpec, Format};
 use zebu::jobs::{
     self, CompressOptions, ConvertEvent, ConvertOptions, CreateValue, CreateValues, ImagePlan,
-    PlanRequest, Target,
+    PlanRequest, Target, Unchanged,
 };
 use zebu::storage::{LockRequest, OpenFile, Queue, Storage, Window};
 use zebu_ova::{NewAppliance, NewDisk};
@@ -20,7 +20,6 @@ use crate::invocation::Invocation;
 use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
-use crate::same_file::Unchanged;
 use crate::{objects, open, same_file};
 
 /// Make an appliance (OVA) of disks
@@ -72,7 +71,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         open::device(&queue, disk, &arguments.source, cache)
     });
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
-    let unchanged = Unchanged::of(&sources, arguments.source.force_share);
+    let unchanged = Unchanged::of(&sources);
     let disks: Vec<_> = sources
         .iter()
         .map(|source| NewDisk {
@@ -101,7 +100,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
     };
-    let result = job.fill(new, sources).and_then(|()| unchanged.check());
+    let result = job
+        .fill(new, sources)
+        .and_then(|()| unchanged.check().map_err(|why| why.to_string()));
     job.progress.finish(result.is_ok());
     let state = format!("'{}' is incomplete", output.shown());
     match result {

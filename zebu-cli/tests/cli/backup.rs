@@ -16,8 +16,16 @@ pub(super) fn content(lab: &Lab, image: &str) -> Vec<u8> {
 /// Restores a point and returns the content.
 pub(super) fn restored(lab: &Lab, point: u64) -> Vec<u8> {
     let point = point.to_string();
-    lab.zebu(&["backup", "restore", "--point", &point, "set", "restored"])
-        .ok("restore");
+    lab.zebu(&[
+        "backup",
+        "restore",
+        "--overwrite",
+        "--point",
+        &point,
+        "set",
+        "restored",
+    ])
+    .ok("restore");
     fs::read(lab.path("restored")).expect("restored")
 }
 
@@ -273,7 +281,7 @@ fn points_are_kept_for_each_disk() {
     assert_eq!(["a", "b", "c"].map(has), [1, 1, 1]);
     for (disk, point) in [("a", "6"), ("b", "5"), ("c", "4")] {
         let of = ["--disk", disk, "--point", point, "set", "restored"];
-        lab.zebu(&[&["backup", "restore"], &of[..]].concat())
+        lab.zebu(&[&["backup", "restore", "--overwrite"], &of[..]].concat())
             .ok("restore");
         let image = format!("{disk}.qcow2");
         assert!(fs::read(lab.path("restored")).unwrap() == content(&lab, &image));
@@ -357,13 +365,21 @@ fn several_disks_are_one_point() {
     lab.zebu(&take).ok("increment");
     assert_eq!(points(&lab), [1, 2]);
     for disk in ["a", "b"] {
-        lab.zebu(&["backup", "restore", "--disk", disk, "set", "restored"])
-            .ok("restore");
+        lab.zebu(&[
+            "backup",
+            "restore",
+            "--overwrite",
+            "--disk",
+            disk,
+            "set",
+            "restored",
+        ])
+        .ok("restore");
         let image = format!("{disk}.qcow2");
         assert!(fs::read(lab.path("restored")).unwrap() == content(&lab, &image));
     }
     refused(
-        &lab.zebu(&["backup", "restore", "set", "restored"]),
+        &lab.zebu(&["backup", "restore", "--overwrite", "set", "restored"]),
         "several disks",
     );
 }

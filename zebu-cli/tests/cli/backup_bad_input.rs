@@ -103,7 +103,10 @@ fn wrong_input_loses_nothing() {
         )
         .unwrap();
         fails(&take, text);
-        fails(&["backup", "restore", "set", "restored"], text);
+        fails(
+            &["backup", "restore", "--overwrite", "set", "restored"],
+            text,
+        );
         fails(&["backup", "keep", "set", "1"], text);
     }
     fs::remove_file(lab.path("set/manifest.json")).unwrap();
@@ -113,7 +116,7 @@ fn wrong_input_loses_nothing() {
     fs::rename(lab.path("set/disk.1.qcow2"), lab.path("kept")).unwrap();
     refused(&lab.zebu(&take), "No such file");
     refused(
-        &lab.zebu(&["backup", "restore", "set", "restored"]),
+        &lab.zebu(&["backup", "restore", "--overwrite", "set", "restored"]),
         "No such file",
     );
     let bytes = fs::read(lab.path("kept")).unwrap();
@@ -131,7 +134,15 @@ fn wrong_input_loses_nothing() {
         "cannot be the name",
     );
     fails(
-        &["backup", "restore", "--point", "9", "set", "restored"],
+        &[
+            "backup",
+            "restore",
+            "--overwrite",
+            "--point",
+            "9",
+            "set",
+            "restored",
+        ],
         "there is no point 9",
     );
     fails(

@@ -109,8 +109,16 @@ fn disks_whose_names_were_exchanged_are_compared() {
         let args = ["backup", &*files[0], &*files[1]].into_iter().chain(names);
         lab.zebu(&args.collect::<Vec<_>>()).ok("backup");
         for (name, file) in ["one", "two"].iter().zip(&files) {
-            lab.zebu(&["backup", "restore", "--disk", name, "set", "restored"])
-                .ok("restore");
+            lab.zebu(&[
+                "backup",
+                "restore",
+                "--overwrite",
+                "--disk",
+                name,
+                "set",
+                "restored",
+            ])
+            .ok("restore");
             assert!(fs::read(lab.path("restored")).unwrap() == content(&lab, file));
         }
     }
@@ -142,7 +150,7 @@ fn a_bitmap_of_another_point_of_the_same_number_is_not_trusted() {
         }
         lab.zebu(&["backup", "disk.qcow2", "--to", set])
             .ok("backup");
-        lab.zebu(&["backup", "restore", set, "restored"])
+        lab.zebu(&["backup", "restore", "--overwrite", set, "restored"])
             .ok("restore");
         let restored = fs::read(lab.path("restored")).unwrap();
         assert!(restored == content(&lab, "disk.qcow2"), "step {step}");

@@ -140,7 +140,15 @@ fn a_damaged_set_loses_nothing_more() {
     // None: refused. Else, whether it has the content.
     let restore = |point: u64| {
         let number = point.to_string();
-        let args = ["backup", "restore", "--point", &number, "set", "restored"];
+        let args = [
+            "backup",
+            "restore",
+            "--overwrite",
+            "--point",
+            &number,
+            "set",
+            "restored",
+        ];
         let answer = lab.zebu(&args);
         assert!(answer.status <= 1, "{answer:?}");
         (answer.status == 0).then(|| fs::read(lab.path("restored")).unwrap() == saved[&point])

@@ -56,6 +56,8 @@ pub struct Behaviour {
     pub redirect: Option<String>,
     pub etag: Option<String>,
     pub modified: Option<String>,
+    /// So many answers more have neither an ETag nor a date.
+    pub silent: u64,
     /// Another status instead of the object.
     pub status: Option<u16>,
     /// It answers a request with a condition with everything.
@@ -79,6 +81,7 @@ impl Default for Behaviour {
             redirect: None,
             etag: Some("\"first\"".into()),
             modified: Some("Mon, 02 Jan 2023 03:04:05 GMT".into()),
+            silent: 0,
             status: None,
             bad_conditions: false,
             stalls_after: 0,
@@ -305,11 +308,12 @@ impl Shared {
                     }
                 }
             }
+            let is_silent = behaviour.silent > 0;
             for (name, value) in [
                 ("ETag", &behaviour.etag),
                 ("Last-Modified", &behaviour.modified),
             ] {
-                if let Some(value) = value {
+                if let Some(value) = value.as_ref().filter(|_| !is_silent) {
                     head += &format!("{name}: {value}\r\n");
                 }
             }
@@ -332,6 +336,8 @@ impl Shared {
         if head.starts_with("HEAD ") {
             answer.length = 0;
         }
+        let left = &mut state.behaviour.silent;
+        *left = left.saturating_sub(1);
         state.heads.push(head);
         answer
     }

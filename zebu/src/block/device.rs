@@ -10,7 +10,7 @@ use crate::drivers::qcow2::Image;
 use crate::drivers::{
     AnyImage, BackingName, CheckReport, Extent, Format, Mapping, Raw, StorageId, Vmdk,
 };
-use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
+use crate::storage::{self, Event, FileStamp, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
 /// One image of a chain.
@@ -21,7 +21,14 @@ pub struct Layer {
     /// The image.
     pub(crate) image: AnyImage,
     pub(super) known_data: KnownData,
+    /// Its files of this machine that are only read, as they were before anything was read of them.
+    pub(crate) stamps: Vec<Stamped>,
+    /// Other programs may write to it meanwhile (`force_share`).
+    pub(crate) is_shared: bool,
 }
+
+/// A file, and how it was at some time.
+pub(crate) type Stamped = (Arc<dyn Storage>, FileStamp);
 
 impl Layer {
     /// The format of the image.

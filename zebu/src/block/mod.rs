@@ -29,6 +29,7 @@ pub use crate::drivers::{
     BackingName, CreateOption, Format, OptionKind, Raw, StorageId, Vmdk, VmdkExtent,
 };
 pub use bitmaps::{BitmapInfo, DirtyBits};
+pub(crate) use device::Stamped;
 pub use device::{Device, Layer};
 pub use extents::Extents;
 pub(crate) use header::check_recorded;

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::device::{Device, Layer, WriteMode};
+use super::device::{Device, Layer, Stamped, WriteMode};
 use super::objects::Objects;
 use super::opened::{Identity, OpenedFile, OpenedImage};
 use super::resolver::{NameResolver, Paths};
@@ -23,7 +23,8 @@ use crate::drivers::{
 #[cfg(feature = "cache")]
 use crate::storage::BlockCache;
 use crate::storage::{
-    Action, Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
+    Action, Blkdebug, CacheMode, EngineKind, FileStamp, LockRequest, OpenFile, Queue, Storage,
+    Window,
 };
 use crate::{Error, Result, printable};
 
@@ -91,6 +92,10 @@ options! {
         /// Refuse also a raw image that another process has open for writing, as is done for qcow2
         /// images.
         pub exclude_writers: bool,
+        /// The formats of the chain when it was opened before, the image's own first. An image whose
+        /// format is not given, and whose content now says another one, is refused before anything that
+        /// it names is opened: a guest can write the header of another format to a raw disk.
+        pub formats_before: Vec<Format>,
         /// Whether the length of a raw image may change while it is open.
         pub length: Length,
         /// Which other files may be opened.
@@ -167,6 +172,7 @@ impl Device {
             data: None,
             has_backing: false,
             nested: RefCell::default(),
+            stamps: RefCell::default(),
         };
         opening.chain(spec).await?;
         Ok(opening.into_device())
@@ -231,6 +237,7 @@ impl Device {
             data,
             has_backing: backing.is_some(),
             nested: RefCell::default(),
+            stamps: RefCell::default(),
         };
         queue.block_on(async {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
@@ -289,6 +296,8 @@ struct Opening<'a> {
     has_backing: bool,
     /// Images whose disks are files of this one.
     nested: RefCell<Vec<Arc<Device>>>,
+    /// The files of the image that is being opened, as they were before anything was read of them.
+    stamps: RefCell<Vec<Stamped>>,
 }
 
 /// The use of a file that is opened.
@@ -377,8 +386,17 @@ impl Opening<'_> {
         let file = self.file(&spec.options.common, &spec.file, role).await?;
         self.check_loop(&file, &spec.file)?;
         let storage = file.storage();
+        let before = own_stamp(&*storage);
         let format = self.format(&mut spec, &*storage, role).await?;
         self.lock(&file, &spec, &spec.file, role, format)?;
+        if spec.is_guessed && own_stamp(&*storage) != before {
+            // Another program has written to it until it was locked.
+            let strict = self.options.policy.limits().is_some();
+            if probe(self.queue, &*storage, strict).await? != format {
+                let why = "Another program has changed the image while it was opened";
+                return Err(Error::Refused(why.into()));
+            }
+        }
         self.image(spec, storage, format, role).await
     }
 
@@ -387,6 +405,7 @@ impl Opening<'_> {
         if let Some(format) = spec.format {
             return Ok(format);
         }
+        let before = self.options.formats_before.get(self.layers.len());
         let strict = self.options.policy.limits().is_some();
         if self.writes(role) && strict {
             return Err(Error::Refused(
@@ -394,6 +413,14 @@ impl Opening<'_> {
             ));
         }
         let format = probe(self.queue, file, strict).await?;
+        if let Some(before) = before.filter(|before| **before != format) {
+            let (before, now) = (before.name(), format.name());
+            return Err(Error::Refused(format!(
+                "The format of the image was '{before}' before and by its content is '{now}' now, \
+                 which a guest can cause: say the format that is meant (-f, and of a backing file \
+                 'zebu rebase -u -F')"
+            )));
+        }
         spec.format = Some(format);
         spec.is_guessed = true;
         self.names.format_options(spec, format)?;
@@ -474,6 +501,7 @@ impl Opening<'_> {
         {
             above.image.check_backing(&*image)?;
         }
+        let is_shared = self.is_shared(&spec);
         let backing = match driver.has_backing {
             true => self.backing(&spec, image.backing())?,
             false => None,
@@ -482,6 +510,8 @@ impl Opening<'_> {
             spec,
             image,
             known_data: Default::default(),
+            stamps: self.stamps.take(),
+            is_shared,
         });
         Ok(backing)
     }
@@ -649,6 +679,7 @@ impl Opening<'_> {
             discard: Some(image.options.common.discard.unwrap_or(true)),
             detect_zeroes: None,
             snapshot: None,
+            formats_before: Vec::new(),
             ..self.options.clone()
         };
         let mut opening = Opening {
@@ -660,6 +691,7 @@ impl Opening<'_> {
             data: None,
             has_backing: false,
             nested: RefCell::default(),
+            stamps: RefCell::default(),
         };
         opening.chain(image.clone()).await.map_err(|e| match e {
             // A repair of the image above would not repair this one.
@@ -749,7 +781,7 @@ impl OtherFiles for Others<'_, '_> {
 }
 
 impl Opening<'_> {
-    /// Locks one file of an image, as QEMU would.
+    /// Locks one file of an image, as QEMU would, and notes how it is.
     fn lock(
         &self,
         file: &OpenedFile,
@@ -758,8 +790,26 @@ impl Opening<'_> {
         role: Role,
         format: Format,
     ) -> Result<()> {
+        self.lock_only(file, image, spec, role, format)?;
+        let storage = file.storage();
+        if !self.writes(role)
+            && let Some(stamp) = own_stamp(&*storage)
+        {
+            self.stamps.borrow_mut().push((storage, stamp));
+        }
+        Ok(())
+    }
+
+    fn lock_only(
+        &self,
+        file: &OpenedFile,
+        image: &ImageSpec,
+        spec: &FileSpec,
+        role: Role,
+        format: Format,
+    ) -> Result<()> {
         let write = self.writes(role);
-        let shared = self.options.force_share || image.options.common.force_share == Some(true);
+        let shared = self.is_shared(image);
         let request = match role {
             _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
             _ if shared => LockRequest::FORCE_SHARE,
@@ -790,8 +840,20 @@ impl Opening<'_> {
         Blkdebug::new(storage, rules, spec.limits).map_err(Error::Refused)
     }
 
+    fn is_shared(&self, image: &ImageSpec) -> bool {
+        self.options.force_share || image.options.common.force_share == Some(true)
+    }
+
     fn writes(&self, role: Role) -> bool {
         self.options.write && matches!(role, Role::Top | Role::Data)
+    }
+}
+
+/// How a file of this machine is. One on another machine would have to be asked for it.
+fn own_stamp(file: &dyn Storage) -> Option<FileStamp> {
+    match file.is_remote() {
+        true => None,
+        false => file.stamp()?.ok(),
     }
 }
 

@@ -49,6 +49,7 @@ mod sequencer;
 mod stream;
 mod target;
 mod transfer;
+mod unchanged;
 mod workers;
 mod zero;
 
@@ -72,6 +73,7 @@ pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsaf
 pub use stream::{ImageStream, Spill, StreamOptions, convert_stream, unpacked};
 pub use target::Target;
 pub use transfer::TransferError;
+pub use unchanged::Unchanged;
 pub use workers::MAX_WORKERS;
 
 pub use crate::drivers::{CreateValue, CreateValues, ImagePlan, NewImage, PlanRequest};

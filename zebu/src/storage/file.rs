@@ -383,6 +383,7 @@ unsafe impl Storage for HostFile {
         (!self.properties.is_device).then(|| {
             let metadata = self.std().metadata()?;
             Ok(FileStamp {
+                file: Some((metadata.dev(), metadata.ino())),
                 size: metadata.len(),
                 seconds: metadata.mtime() as u32,
                 nanoseconds: metadata.mtime_nsec() as u32,

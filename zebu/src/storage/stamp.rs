@@ -1,9 +1,11 @@
 //! What tells whether a file was changed.
 
-/// The size and the time of change of a file.
+/// Which file it is, its size and its time of change.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
+    /// Device and inode of a file of this machine.
+    pub file: Option<(u64, u64)>,
     /// In bytes.
     pub size: u64,
     /// The time of change since 1970, as far as 32 bits hold it: servers tell no more.

@@ -231,7 +231,7 @@ pub fn convert(
     let events = events(invocation, arguments, progress);
     let result = jobs::convert_to_stream(devices, sink, &format, options, events);
     let outcome = ended(result.map(drop), || begun.give_up(arguments.target()))?;
-    let mixed = |why| {
+    let mixed = |why: zebu::Error| {
         let name = arguments.target().shown();
         Failure::new(format!("{why}; '{name}' may be a mixture"))
     };

@@ -12,7 +12,9 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use zebu::block::Device;
-use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target};
+use zebu::jobs::{
+    self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, Unchanged,
+};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
@@ -23,7 +25,6 @@ use crate::known_options::option_help;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
 use crate::progress::{Progress, incomplete, interrupted};
-use crate::same_file::Unchanged;
 use crate::{appliance, open, output, size};
 
 /// Copy one or more images to another, with format conversion
@@ -437,7 +438,7 @@ fn open_sources(
         });
     }
     Ok(Sources {
-        unchanged: Unchanged::of(&devices, arguments.source.force_share),
+        unchanged: Unchanged::of(&devices),
         devices,
     })
 }

@@ -255,6 +255,7 @@ impl Bytes {
                 Box::new(move || {
                     let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
                     Some(FileStamp {
+                        file: Some((metadata.dev(), metadata.ino())),
                         size: metadata.len(),
                         seconds: metadata.mtime() as u32,
                         nanoseconds: metadata.mtime_nsec() as u32,

@@ -171,6 +171,11 @@ impl ImageSpec {
         }
     }
 
+    /// Whether the format was not given but found by the content, when the image was opened.
+    pub fn is_guessed(&self) -> bool {
+        self.is_guessed
+    }
+
     /// The format's name as `info` shows it.
     pub fn format_name(&self) -> &'static str {
         match (self.bare, self.format) {

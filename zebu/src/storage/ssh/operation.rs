@@ -178,6 +178,7 @@ pub(super) fn stamp(client: &Client) -> io::Result<FileStamp> {
     };
     match (found.size, found.modified) {
         (Some(size), Some(seconds)) => Ok(FileStamp {
+            file: None,
             size,
             seconds,
             nanoseconds: 0,

@@ -15,6 +15,9 @@ use super::super::failure::{Pause, Trouble};
 pub(super) struct Identity {
     /// A strong one.
     etag: Option<String>,
+    /// An ETag, strong or weak, without the mark of weak ones. Objects that have the same weak one may
+    /// differ; those that have others do.
+    tag: Option<String>,
     modified: Option<String>,
     /// In bytes, if the answer says it.
     length: Option<u64>,
@@ -23,9 +26,12 @@ pub(super) struct Identity {
 impl Identity {
     /// The identity in an answer for an object of this length.
     pub fn of(headers: &HeaderMap, length: Option<u64>) -> Identity {
-        let etag = text(headers, ETAG).filter(|etag| !etag.starts_with("W/"));
+        let found = text(headers, ETAG);
+        let etag = found.filter(|etag| !etag.starts_with("W/"));
+        let tag = found.map(|etag| etag.strip_prefix("W/").unwrap_or(etag));
         Identity {
             etag: etag.map(Into::into),
+            tag: tag.map(Into::into),
             modified: text(headers, LAST_MODIFIED).map(Into::into),
             length,
         }
@@ -60,6 +66,36 @@ impl Identity {
         }
     }
 
+    /// Whether it tells more than the length.
+    pub fn tells_version(&self) -> bool {
+        self.tag.is_some() || self.modified.is_some()
+    }
+
+    /// [`Identity::check`]; then what this identity lacks is taken from the other one. If it told nothing,
+    /// what was read before may be of any version.
+    pub fn check_and_adopt(
+        &mut self,
+        other: &Identity,
+        has_met_condition: bool,
+    ) -> Result<(), Trouble> {
+        self.check(other, has_met_condition)?;
+        if !self.tells_version() && other.tells_version() {
+            return Err(Trouble::Changed(
+                "The object may have changed since it was opened: the server tells its version only \
+                 now (an ETag or a date), not with what was read before; try again, or download it"
+                    .into(),
+            ));
+        }
+        // With an ETag no date is needed: servers of the same object may have several.
+        if self.etag.is_none() {
+            self.etag.clone_from(&other.etag);
+        }
+        if self.tag.is_none() {
+            self.tag.clone_from(&other.tag);
+        }
+        Ok(())
+    }
+
     /// Whether an answer is of the same object. It must have what this one has, but for the length,
     /// and for the date if the ETag is the same, or if it is a range that was asked for with the
     /// condition (`has_met_condition`): such an answer need not have it.
@@ -75,7 +111,7 @@ impl Identity {
         let what = if self.length.is_some() && other.length.is_some() && self.length != other.length
         {
             "its length is another one"
-        } else if differs(&self.etag, &other.etag, false) {
+        } else if differs(&self.etag, &other.etag, false) || differs(&self.tag, &other.tag, true) {
             "its ETag is another one"
         } else if differs(&self.modified, &other.modified, may_lack_date) {
             "it was modified"
@@ -266,10 +302,14 @@ mod tests {
 
     #[test]
     fn another_object_is_noticed() {
-        let of = |etag: Option<&str>, modified: Option<&str>, length| Identity {
-            etag: etag.map(Into::into),
-            modified: modified.map(Into::into),
-            length,
+        let of = |etag: Option<&str>, modified: Option<&str>, length| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [(ETAG, etag), (LAST_MODIFIED, modified)] {
+                if let Some(value) = value {
+                    headers.insert(name, value.parse().unwrap());
+                }
+            }
+            Identity::of(&headers, length)
         };
         let opened = of(Some("\"a\""), Some("then"), Some(5));
         for (other, same) in [
@@ -295,8 +335,35 @@ mod tests {
         }
         assert_eq!(opened.condition(), Some("\"a\""));
         assert_eq!(of(None, Some("then"), None).condition(), Some("then"));
-        let mut headers = HeaderMap::new();
-        headers.insert(ETAG, "W/\"a\"".parse().unwrap());
-        assert_eq!(Identity::of(&headers, None), of(None, None, None));
+        let weak = of(Some("W/\"a\""), None, None);
+        assert_eq!(weak.condition(), None);
+        assert!(weak.check(&of(Some("\"a\""), None, None), false).is_ok());
+        assert!(weak.check(&of(Some("W/\"b\""), None, None), false).is_err());
+    }
+
+    #[test]
+    fn what_is_told_later_counts_from_then_on() {
+        let of = |lines: &[(HeaderName, &str)]| {
+            let lines = lines.iter().cloned();
+            let headers: HeaderMap = lines.map(|(k, v)| (k, v.parse().unwrap())).collect();
+            Identity::of(&headers, Some(5))
+        };
+        // The date covers what was read before the ETag came.
+        let mut known = of(&[(LAST_MODIFIED, "then")]);
+        let both = of(&[(LAST_MODIFIED, "then"), (ETAG, "\"a\"")]);
+        assert!(known.check_and_adopt(&both, false).is_ok());
+        let other = of(&[(LAST_MODIFIED, "then"), (ETAG, "\"b\"")]);
+        assert!(known.check_and_adopt(&other, false).is_err());
+        assert_eq!(known.condition(), Some("\"a\""));
+        // Nothing covers it.
+        for told in [
+            &[(ETAG, "\"a\"")][..],
+            &[(LAST_MODIFIED, "then")],
+            &[(ETAG, "W/\"a\"")],
+        ] {
+            let mut known = of(&[]);
+            assert!(known.check_and_adopt(&of(&[]), false).is_ok());
+            assert!(known.check_and_adopt(&of(told), false).is_err(), "{told:?}");
+        }
     }
 }

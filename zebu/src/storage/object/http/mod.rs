@@ -67,10 +67,19 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
         },
         _ => return Err(answer::trouble(&response)),
     };
-    let identity = Identity::of(headers, Some(length));
-    let version = identity.version(headers);
+    let mut identity = Identity::of(headers, Some(length));
+    server.place = Some(place(response.url()));
+    let mut response = response;
+    if has_ranges && length > BLOCK && !identity.tells_version() {
+        // A proxy may leave it out of some answers. Nothing was read yet, so that of the next one counts.
+        response = server.range(0..BLOCK).await?;
+        let total = ContentRange::of(response.headers()).and_then(|range| range.length);
+        identity.check(&Identity::of(response.headers(), total), false)?;
+        identity = Identity::of(response.headers(), Some(length));
+    }
+    let version = identity.version(response.headers());
     let cache_identity = version.map(|version| Words([options.words(), version].concat()));
-    server.identity = Some(identity);
+    server.identity = Some(Mutex::new(identity));
     let first: Box<dyn Body> = match length {
         0 => Box::new(InMemory(None)),
         _ => Box::new(Answer(response)),
@@ -97,7 +106,9 @@ struct Server {
     token: Option<HeaderValue>,
     cookie: Option<HeaderValue>,
     /// Of the object; None while it is being opened.
-    identity: Option<Identity>,
+    identity: Option<Mutex<Identity>>,
+    /// The place of the first answer.
+    place: Option<String>,
     /// Whether requests are sent with a condition.
     conditional: AtomicBool,
 }
@@ -138,6 +149,7 @@ impl Server {
             token: token.transpose()?,
             cookie: cookie.map(|cookie| hidden(cookie.reveal())).transpose()?,
             identity: None,
+            place: None,
             conditional: AtomicBool::new(true),
         })
     }
@@ -217,26 +229,38 @@ impl Server {
             })
     }
 
-    /// Whether an answer is of the object that was opened; see [`Identity::check`].
+    /// Whether an answer is of the object that was opened; see [`Identity::check_and_adopt`].
     fn check_identity(
         &self,
         response: &Response,
         length: Option<u64>,
         has_met_condition: bool,
     ) -> Result<(), Trouble> {
-        match &self.identity {
-            Some(identity) => {
-                let other = Identity::of(response.headers(), length);
-                identity.check(&other, has_met_condition)
+        let Some(identity) = &self.identity else {
+            return Ok(());
+        };
+        let mut identity = crate::lock(identity);
+        let other = Identity::of(response.headers(), length);
+        identity.check_and_adopt(&other, has_met_condition)?;
+        match &self.place {
+            Some(first) if !identity.tells_version() && *first != place(response.url()) => {
+                Err(Trouble::Changed(
+                    "The object may have changed since it was opened: the server redirects to another \
+                     place, and tells no version (an ETag or a date)"
+                        .into(),
+                ))
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 
     async fn range(&self, range: Range<u64>) -> Result<Response, Trouble> {
         let conditional = self.conditional.load(Ordering::Relaxed);
-        let condition = self.identity.as_ref().and_then(Identity::condition);
-        let condition = condition.filter(|_| conditional);
+        let condition = self.identity.as_ref().and_then(|identity| {
+            let identity = crate::lock(identity);
+            identity.condition().map(str::to_owned)
+        });
+        let condition = condition.as_deref().filter(|_| conditional);
         let response = self.ask(Some(range.clone()), condition).await?;
         let headers = response.headers();
         match (response.status(), ContentRange::of(headers)) {
@@ -313,6 +337,11 @@ impl Body for Answer {
             chunk.map_err(|error| Trouble::transient(cause(&error)))
         })
     }
+}
+
+/// What tells the place of an object from others: a URL without what is signed for a time.
+fn place(url: &Url) -> String {
+    format!("{}{}", url.origin().ascii_serialization(), url.path())
 }
 
 /// Where a redirect leads, if the answer is one.

@@ -1,0 +1,177 @@
+//! `backup`: what the disk is read as, and that it does not change meanwhile. Whose file a target is.
+
+use std::fs;
+
+use super::backup::{points, refused, restored};
+use crate::common::Lab;
+
+/// Writes the header of a qcow2 image over a secret file to the start of `file`, as a guest can.
+fn make_header(lab: &Lab, file: &str) {
+    let name = lab.path("secret");
+    fs::write(&name, vec![b's'; 64 << 10]).unwrap();
+    lab.zebu(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-u",
+        "-b",
+        name.to_str().unwrap(),
+        "-F",
+        "raw",
+        "evil",
+        "64k",
+    ])
+    .ok("create");
+    let script = format!("dd if=evil of={file} conv=notrunc status=none");
+    lab.shell(&script).ok("dd");
+}
+
+fn raw_disk(lab: &Lab, file: &str) {
+    let bytes: Vec<u8> = (0..1u32 << 20).map(|n| (n / 4096) as u8 | 1).collect();
+    fs::write(lab.path(file), bytes).unwrap();
+}
+
+const DISK: [&str; 4] = ["backup", "disk", "--to", "set"];
+
+#[test]
+fn a_guest_does_not_choose_the_format_of_its_disk() {
+    for old_manifest in [false, true] {
+        let lab = Lab::new();
+        raw_disk(&lab, "disk");
+        let first = lab.zebu(&DISK).ok("the first");
+        let said = "disk: the format of disk was guessed: raw (give -f raw)";
+        assert!(first.err.contains(said), "{first:?}");
+        // Only once.
+        assert_eq!(lab.zebu(&DISK).err, "");
+        if old_manifest {
+            let path = lab.path("set/manifest.json");
+            let text = fs::read_to_string(&path).unwrap();
+            let is_format = |line: &&str| {
+                !line.contains("\"formats\"") && line.trim() != "\"raw\"" && line.trim() != "],"
+            };
+            let lines: Vec<_> = text.lines().filter(is_format).collect();
+            fs::write(&path, lines.join("\n").replace("}\n}", "}}")).unwrap();
+        }
+        make_header(&lab, "disk");
+        let before = fs::read(lab.path("disk")).unwrap();
+        for more in [&[][..], &["--full"], &["--verify"]] {
+            let answer = lab.zebu(&[&DISK[..], more].concat());
+            refused(
+                &answer,
+                "was 'raw' before and by its content is 'qcow2' now",
+            );
+        }
+        assert_eq!(points(&lab), [1, 2]);
+        // What is said is done.
+        lab.zebu(&[&DISK[..], &["-f", "raw"]].concat())
+            .ok("as before");
+        assert!(restored(&lab, 3) == before);
+        assert!(fs::read(lab.path("disk")).unwrap() == before);
+        lab.zebu(&["backup", "disk", "--to", "new", "-f", "raw"])
+            .ok("a new set");
+    }
+}
+
+/// A backing file whose format the image above does not say.
+#[test]
+fn formats_of_backing_files_stay() {
+    let lab = Lab::new();
+    raw_disk(&lab, "base");
+    lab.qemu_img(&[
+        "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "disk",
+    ])
+    .ok("create");
+    // Old programs wrote no such extension: it becomes an unknown one.
+    let mut bytes = fs::read(lab.path("disk")).unwrap();
+    let extension = 0xe279_2aca_u32.to_be_bytes();
+    let at = bytes.windows(4).position(|word| *word == extension);
+    bytes[at.expect("the backing format")..][..4].copy_from_slice(b"none");
+    fs::write(lab.path("disk"), bytes).unwrap();
+    let first = lab.zebu(&["backup", "-f", "qcow2", "disk", "--to", "set"]);
+    let first = first.ok("the first");
+    assert!(first.err.contains("base was guessed: raw"), "{first:?}");
+    make_header(&lab, "base");
+    let answer = lab.zebu(&["backup", "-f", "qcow2", "disk", "--to", "set"]);
+    refused(
+        &answer,
+        "was 'raw' before and by its content is 'qcow2' now",
+    );
+    lab.zebu(&["rebase", "-u", "-b", "base", "-F", "raw", "disk"])
+        .ok("say it");
+    // No bitmap has what is written to a backing file.
+    lab.zebu(&["backup", "--full", "disk", "--to", "set"])
+        .ok("the second");
+    let now = fs::read(lab.path("base")).unwrap();
+    assert!(restored(&lab, 2) == now);
+}
+
+#[test]
+fn a_file_of_the_set_is_behind_no_source() {
+    let lab = Lab::new();
+    raw_disk(&lab, "disk");
+    lab.zebu(&[&DISK[..], &["-f", "raw"]].concat()).ok("backup");
+    let args = [
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        "set/disk.1.qcow2",
+        "-F",
+        "qcow2",
+        "over",
+    ];
+    lab.zebu(&args).ok("create");
+    let answer = lab.zebu(&["backup", "over", "--to", "set"]);
+    refused(&answer, "is in the directory of the backups");
+    lab.zebu(&["backup", "over", "--to", "other"])
+        .ok("another set");
+}
+
+#[test]
+fn restore_replaces_nothing_unasked() {
+    let lab = Lab::new();
+    raw_disk(&lab, "disk");
+    lab.zebu(&[&DISK[..], &["-f", "raw"]].concat()).ok("backup");
+    fs::write(lab.path("there"), "something").unwrap();
+    let answer = lab.zebu(&["backup", "restore", "set", "there"]);
+    refused(&answer, "there exists: restore to another file");
+    assert_eq!(fs::read(lab.path("there")).unwrap(), b"something");
+    // An empty file has nothing to lose.
+    fs::write(lab.path("empty"), "").unwrap();
+    for args in [&["set", "empty"][..], &["--overwrite", "set", "there"]] {
+        lab.zebu(&[&["backup", "restore"], args].concat())
+            .ok("restore");
+        lab.assert_same_bytes("disk", args.last().unwrap(), "restored");
+    }
+    lab.zebu(&["backup", "restore", "-n", "set", "there"])
+        .ok("into it");
+    lab.assert_same_bytes("disk", "there", "restored into it");
+    let answer = lab.zebu(&[
+        "backup",
+        "restore",
+        "--overwrite",
+        "set",
+        "set/disk.1.qcow2",
+    ]);
+    refused(&answer, "is in the directory of the backups");
+}
+
+#[test]
+fn verify_says_what_it_has_verified() {
+    let lab = Lab::new();
+    raw_disk(&lab, "disk");
+    for _ in 0..2 {
+        lab.zebu(&[&DISK[..], &["-f", "raw", "--verify"]].concat())
+            .ok("backup");
+    }
+    let answer = lab.zebu(&["backup", "verify", "set"]).ok("verify");
+    let said = "2 points and 2 files as in the manifest: ";
+    assert!(answer.out.starts_with(said), "{answer:?}");
+    assert_eq!(answer.out.lines().count(), 1, "{answer:?}");
+    let answer = lab.zebu(&["backup", "verify", "--content", "set"]);
+    let said = "; the content of 2 disks, 2 MiB, too\n";
+    assert!(answer.out.ends_with(said), "{answer:?}");
+    assert_eq!(lab.zebu(&["backup", "verify", "-q", "set"]).out, "");
+}
