@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
-use zebu::block::FileDriver;
+use zebu::block::{FileDriver, FileSpec, Objects};
+use zebu::internal::new_image::{NewFiles, NewImage};
 use zebu::jobs::{
     self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
     NewBacking, Target, Unchanged,
 };
 use zebu::qcow2::Compression;
-use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, open_file};
+use zebu::storage::{CacheMode, EngineKind, Queue};
 use zebu::{Device, DirtyBits, ErrorKind, Format, Layer, OpenOptions, Source};
 
 use crate::error::{Error, Result, refuse};
@@ -466,25 +467,22 @@ impl Set {
             .size(size)
             .compression(options.compress.unwrap_or(Compression::Zlib))
             .backing(backing);
-        let file = open_file(path, OpenFile::default().write(true).create(true));
-        let file = file.map_err(Error::file(path))?;
-        let created = queue.block_on(jobs::create_qcow2(queue, &*file, None, &create, |_| {}));
-        drop(file);
-        created.map_err(Error::image(&name))?;
-        let source = Source::Name(path.into());
-        let open = |cache| {
+        let image = NewImage::Qcow2(Box::new(create));
+        let caches = match options.compress {
+            // Compressed clusters are not aligned.
+            Some(_) => &CACHES[1..],
+            None => &CACHES,
+        };
+        let make = || {
+            let files = NewFiles::open(&FileSpec::new(path), &image, caches, &Objects::default())?;
+            files.make(queue, &image)?;
             let options = OpenOptions::default()
                 .format(Some(Format::QCOW2))
                 .write(true)
-                .cache(cache);
-            Device::open(queue, &source, &options)
+                .cache(files.cache_mode());
+            files.open_image(queue, &Source::Name(path.into()), &options)
         };
-        let device = match options.compress {
-            // Compressed clusters are not aligned.
-            Some(_) => open(CacheMode::WriteBack),
-            None => open(CACHES[0]).or_else(|_| open(CACHES[1])),
-        };
-        device.map(Target::Image).map_err(Error::image(&name))
+        make().map(Target::Image).map_err(Error::image(&name))
     }
 
     /// Compares a disk with its new backup, and hashes the content.

@@ -128,6 +128,19 @@ fn duplicate(number: RawFd) -> io::Result<File> {
     open.try_clone_to_owned().map(File::from)
 }
 
+/// Makes what was written to a regular file or a block device durable: what cannot be stored is an
+/// error now. Whatever else it is has nothing to store.
+///
+/// # Errors
+/// Those of fsync(2).
+pub fn make_durable(file: &File) -> io::Result<()> {
+    let kind = file.metadata()?.file_type();
+    match kind.is_file() || kind.is_block_device() {
+        true => file.sync_all(),
+        false => Ok(()),
+    }
+}
+
 /// Enlarges the buffer of a pipe to the size that the kernel grants unprivileged processes by
 /// default. Errors are ignored: only the speed depends on it.
 pub fn widen(pipe: &File) {

@@ -142,7 +142,8 @@ fn create(
         files.give_up();
         return Err(why.into());
     }
-    files.make(&queue, &image).map_err(|e| e.to_string())
+    let made = files.make_durably(&queue, &image);
+    made.map_err(|e| e.to_string())
 }
 
 /// Refuses files of the new image that its backing file reads, or that messages go to. Of a backing

@@ -182,27 +182,27 @@ fn make_target(
     source: &Device,
 ) -> Result<Target, Failure> {
     let file = file_of(name).map_err(Failure::new)?;
-    let make = || {
+    let open = || {
         let options = CreateOptions::default();
-        let image = NewImage::to_fill(format, &file.path, length, &options);
-        let image = image?;
+        let image = NewImage::to_fill(format, &file.path, length, &options)?;
         let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
         let sources = std::slice::from_ref(source);
         if let Some(why) = same_file::refused_open(sources, &files.storages()) {
             files.give_up();
             return Err(zebu::Error::Refused(why.into()));
         }
-        match &image {
-            NewImage::Planned(plan) => files.begin(queue, &**plan).map(Some),
-            _ => files.make(queue, &image).map(|()| None),
-        }
+        Ok((image, files))
     };
-    let new = make().map_err(|e: zebu::Error| creation_failure(name, &e.to_string()))?;
-    if let Some(new) = new {
-        return Ok(Target::New(new));
+    let failed = |e: zebu::Error| creation_failure(name, &e.to_string());
+    let (image, files) = open().map_err(failed)?;
+    if let NewImage::Planned(plan) = &image {
+        let new = files.begin(queue, &**plan);
+        return new.map(Target::New).map_err(failed);
     }
+    files.make(queue, &image).map_err(failed)?;
     let options = untrusted::defaults().format(Some(format)).write(true);
-    open::repaired(queue, &Source::Name(name.to_owned()), &options)
+    files
+        .open_image(queue, &Source::Name(name.to_owned()), &options)
         .map(Target::Image)
         .map_err(|e| open::failure(name, &e))
 }

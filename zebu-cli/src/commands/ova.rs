@@ -2,16 +2,18 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use clap::Parser;
 use zebu::block::{Device, FileSpec, Format};
+use zebu::internal::new_image::NewFile;
 use zebu::jobs::{
     self, CompressOptions, ConvertEvent, ConvertOptions, CreateValue, CreateValues, ImagePlan,
     PlanRequest, Target, Unchanged,
 };
-use zebu::storage::{LockRequest, OpenFile, Queue, Storage, Window};
+use zebu::storage::{CacheMode, LockRequest, Queue, Storage, Window};
 use zebu_ova::{NewAppliance, NewDisk};
 
 use crate::failure::{Failure, Outcome};
@@ -66,10 +68,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new("The appliance needs a name (--name)"));
     };
     let queue = open::queue()?;
-    let sources = arguments.disks.iter().map(|disk| {
-        let cache = zebu::storage::CacheMode::WriteBack;
-        open::device(&queue, disk, &arguments.source, cache)
-    });
+    let sources = arguments
+        .disks
+        .iter()
+        .map(|disk| open::device(&queue, disk, &arguments.source, CacheMode::WriteBack));
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
     let unchanged = Unchanged::of(&sources);
     let disks: Vec<_> = sources
@@ -85,17 +87,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
     let file = OutputFile::open(output, &sources)?;
     let new = NewAppliance::begin(
-        &file.path,
-        file.file,
+        file.new.storage().path(),
+        file.bytes,
         name,
         &disks,
         arguments.cpus,
         arguments.memory,
     );
-    let new = new.map_err(|e| failure(e.to_string()))?;
+    let new = new.map_err(|e| {
+        file.new.remove_if_new();
+        failure(e.to_string())
+    })?;
     let mut job = Job {
         queue: &queue,
-        storage: file.storage,
+        storage: file.new.storage().clone(),
         level: arguments.level,
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
@@ -113,42 +118,39 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 
 /// The file of the appliance, as the library and as the archive need it.
 struct OutputFile {
-    path: PathBuf,
-    file: File,
-    /// Locked.
-    storage: Arc<dyn Storage>,
+    new: NewFile,
+    bytes: File,
 }
 
 impl OutputFile {
     /// Opens a regular file, or creates it. What it held is there until the appliance begins.
     fn open(name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
         let failure = |why: String| Failure::new(format!("{}: {why}", name.shown()));
+        const NOT_REGULAR: &str = "An appliance is a regular file";
         let spec: FileSpec = file_of(name).map_err(failure)?;
         if !same_file::is_local(&spec) {
-            return Err(failure("An appliance is a regular file".into()));
+            return Err(failure(NOT_REGULAR.into()));
         }
         if let Some(why) = same_file::refused_new(sources, &spec) {
             return Err(failure(why.into()));
         }
-        let how = OpenFile::default().write(true).create(true);
-        let opened = spec.open(how, &objects::all());
-        let opened = opened.map_err(|e| failure(e.to_string()))?;
-        opened
-            .lock(LockRequest::CREATE)
-            .map_err(|e| failure(e.to_string()))?;
-        let storage = opened.storage();
-        if let Some(why) = same_file::refused_open(sources, std::slice::from_ref(&storage)) {
+        let (lock, caches) = (LockRequest::CREATE, [CacheMode::WriteBack]);
+        let new = NewFile::open(&spec, lock, &caches, &objects::all());
+        let new = new.map_err(|e| failure(e.to_string()))?;
+        let storage = new.storage();
+        if let Some(why) = same_file::refused_open(sources, std::slice::from_ref(storage)) {
+            new.remove_if_new();
             return Err(failure(why.into()));
         }
-        if storage.is_device() {
-            return Err(failure("An appliance is a regular file".into()));
-        }
-        let file = File::options().read(true).write(true).open(&spec.path);
-        let file = file.map_err(|e| failure(zebu::strerror(&e).to_string()))?;
+        let Some(file) = storage.host_file().filter(|_| !storage.is_device()) else {
+            return Err(failure(NOT_REGULAR.into()));
+        };
+        // The same open file: another one may have the name by now.
+        let bytes = file.as_fd().try_clone_to_owned();
+        let bytes = bytes.map_err(|e| failure(zebu::strerror(&e).to_string()))?;
         Ok(OutputFile {
-            path: spec.path,
-            file,
-            storage,
+            new,
+            bytes: bytes.into(),
         })
     }
 }

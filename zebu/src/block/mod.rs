@@ -36,6 +36,9 @@ pub(crate) use header::check_recorded;
 pub use objects::{Objects, TlsObjects};
 pub use open::{Length, OpenOptions, Policy, Storages};
 pub use opened::OpenedFile;
+#[doc(hidden)]
+pub use opened::in_first;
+pub(crate) use opened::{ATTEMPTS, REPLACED};
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub(crate) use resolver::NameResolver;

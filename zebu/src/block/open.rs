@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::device::{Device, Layer, Stamped, WriteMode};
 use super::objects::Objects;
-use super::opened::{Identity, OpenedFile, OpenedImage};
+use super::opened::{ATTEMPTS, Identity, OpenedFile, OpenedImage, REPLACED};
 use super::resolver::{NameResolver, Paths};
 use super::spec::{
     BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver, FileSpec, ImageSpec,
@@ -163,17 +163,24 @@ impl Device {
             let why = "force-share=on can only be used with read-only images";
             return Err(Error::Refused(why.into()));
         }
-        let mut opening = Opening {
-            queue,
-            options,
-            names,
-            layers: Vec::new(),
-            seen: Vec::new(),
-            data: None,
-            has_backing: false,
-            nested: RefCell::default(),
-            stamps: RefCell::default(),
-        };
+        let mut opening = Opening::new(queue, options, names);
+        opening.chain(spec).await?;
+        Ok(opening.into_device())
+    }
+
+    /// [`Device::open_with`] of an image whose own file, and data file, the caller has opened and
+    /// locked: no other program gets at them in between.
+    pub(crate) async fn open_over(
+        queue: &Queue,
+        spec: ImageSpec,
+        options: &OpenOptions,
+        names: &dyn NameResolver,
+        file: &OpenedFile,
+        data: Option<Arc<dyn Storage>>,
+    ) -> Result<Device> {
+        let mut opening = Opening::new(queue, options, names);
+        opening.top = Some(file);
+        opening.data = data;
         opening.chain(spec).await?;
         Ok(opening.into_device())
     }
@@ -228,17 +235,9 @@ impl Device {
             ..options.clone()
         };
         let mut spec = ImageSpec::new(options.format, FileSpec::new(image.path()));
-        let mut opening = Opening {
-            queue,
-            options,
-            names: &Paths,
-            layers: Vec::new(),
-            seen: Vec::new(),
-            data,
-            has_backing: backing.is_some(),
-            nested: RefCell::default(),
-            stamps: RefCell::default(),
-        };
+        let mut opening = Opening::new(queue, options, &Paths);
+        opening.data = data;
+        opening.has_backing = backing.is_some();
         queue.block_on(async {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
             opening.image(spec, image, format, Role::Top).await
@@ -290,6 +289,8 @@ struct Opening<'a> {
     layers: Vec<Layer>,
     /// The files of the chain: a file that occurs twice is a loop.
     seen: Vec<Identity>,
+    /// The file of the top image, if the caller has opened and locked it.
+    top: Option<&'a OpenedFile>,
     /// The data file of the top image, if the caller has opened it.
     data: Option<Arc<dyn Storage>>,
     /// Whether the caller has opened the backing file.
@@ -310,6 +311,23 @@ enum Role {
     Other {
         has_tables: bool,
     },
+}
+
+impl<'a> Opening<'a> {
+    fn new(queue: &'a Queue, options: &'a OpenOptions, names: &'a dyn NameResolver) -> Self {
+        Opening {
+            queue,
+            options,
+            names,
+            layers: Vec::new(),
+            seen: Vec::new(),
+            top: None,
+            data: None,
+            has_backing: false,
+            nested: RefCell::default(),
+            stamps: RefCell::default(),
+        }
+    }
 }
 
 impl Opening<'_> {
@@ -355,7 +373,7 @@ impl Opening<'_> {
     }
 
     /// Opens one image. The result is its backing file, which is to be opened next.
-    async fn layer(&mut self, mut spec: ImageSpec, depth: usize) -> Result<Option<ImageSpec>> {
+    async fn layer(&mut self, spec: ImageSpec, depth: usize) -> Result<Option<ImageSpec>> {
         let role = match depth {
             0 => Role::Top,
             MAX_CHAIN => {
@@ -383,21 +401,38 @@ impl Opening<'_> {
                     .into(),
             ));
         }
-        let file = self.file(&spec.options.common, &spec.file, role).await?;
-        self.check_loop(&file, &spec.file)?;
-        let storage = file.storage();
-        let before = own_stamp(&*storage);
-        let format = self.format(&mut spec, &*storage, role).await?;
-        self.lock(&file, &spec, &spec.file, role, format)?;
-        if spec.is_guessed && own_stamp(&*storage) != before {
-            // Another program has written to it until it was locked.
-            let strict = self.options.policy.limits().is_some();
-            if probe(self.queue, &*storage, strict).await? != format {
-                let why = "Another program has changed the image while it was opened";
-                return Err(Error::Refused(why.into()));
-            }
+        if let (Role::Top, Some(file)) = (role, self.top) {
+            let mut spec = spec;
+            self.check_loop(file, &spec.file)?;
+            let storage = file.storage();
+            let format = self.format(&mut spec, &*storage, role).await?;
+            return self.image(spec, storage, format, role).await;
         }
-        self.image(spec, storage, format, role).await
+        for _ in 0..ATTEMPTS {
+            let mut spec = spec.clone();
+            let seen = self.seen.len();
+            let file = self.file(&spec.options.common, &spec.file, role).await?;
+            self.check_loop(&file, &spec.file)?;
+            let storage = file.storage();
+            let before = own_stamp(&*storage);
+            let format = self.format(&mut spec, &*storage, role).await?;
+            self.lock(&file, &spec, &spec.file, role, format)?;
+            // Changes of a file that has no name any more would be lost.
+            if self.writes(role) && !file.is_at_its_path() {
+                self.seen.truncate(seen);
+                continue;
+            }
+            if spec.is_guessed && own_stamp(&*storage) != before {
+                // Another program has written to it until it was locked.
+                let strict = self.options.policy.limits().is_some();
+                if probe(self.queue, &*storage, strict).await? != format {
+                    let why = "Another program has changed the image while it was opened";
+                    return Err(Error::Refused(why.into()));
+                }
+            }
+            return self.image(spec, storage, format, role).await;
+        }
+        Err(Error::Refused(REPLACED.into()))
     }
 
     /// The format of an image, found by the content if it is not given.
@@ -682,17 +717,8 @@ impl Opening<'_> {
             formats_before: Vec::new(),
             ..self.options.clone()
         };
-        let mut opening = Opening {
-            queue: self.queue,
-            options,
-            names: self.names,
-            layers: Vec::new(),
-            seen: self.seen.clone(),
-            data: None,
-            has_backing: false,
-            nested: RefCell::default(),
-            stamps: RefCell::default(),
-        };
+        let mut opening = Opening::new(self.queue, options, self.names);
+        opening.seen = self.seen.clone();
         opening.chain(image.clone()).await.map_err(|e| match e {
             // A repair of the image above would not repair this one.
             e if e.is_dirty() => Error::Refused(format!(
@@ -737,6 +763,9 @@ impl OtherFiles for Others<'_, '_> {
                     };
                     let file = opening.file(common, &data_file, role).await?;
                     opening.lock(&file, self.spec, &data_file, role, Format::RAW)?;
+                    if role == Role::Data && !file.is_at_its_path() {
+                        return Err(Error::Refused(REPLACED.into()));
+                    }
                     Some(file.storage())
                 }
             };

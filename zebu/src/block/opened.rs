@@ -31,8 +31,25 @@ use crate::storage::secret::without_queries;
 use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 #[cfg(feature = "cache")]
 use crate::storage::{BlockCache, CacheIdentity, Check};
-use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
+use crate::storage::{CacheMode, HostFile, LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result, printable};
+
+/// How often a file is opened again that was removed or replaced before it was locked.
+pub(crate) const ATTEMPTS: usize = 16;
+/// The error after so many attempts.
+pub(crate) const REPLACED: &str =
+    "Other programs replace the file again and again: try it once more";
+
+/// What `open` opens in the first of `caches` (at least one) that works. The
+/// error is that of the last.
+pub fn in_first<T, E>(
+    caches: &[CacheMode],
+    open: impl Fn(CacheMode) -> Result<T, E>,
+) -> Result<T, E> {
+    let (last, others) = caches.split_last().expect("a cache mode");
+    let opened = others.iter().find_map(|cache| open(*cache).ok());
+    opened.map_or_else(|| open(*last), Ok)
+}
 
 /// A file that was opened.
 #[derive(Debug)]
@@ -152,6 +169,28 @@ impl FileSpec {
 }
 
 impl FileSpec {
+    /// Opens a file that is there for writing, in the first of `caches` that works, and locks it. Its
+    /// name leads to it then.
+    #[doc(hidden)]
+    pub fn open_locked(
+        &self,
+        caches: &[CacheMode],
+        request: LockRequest,
+        objects: &Objects,
+    ) -> Result<OpenedFile> {
+        for _ in 0..ATTEMPTS {
+            let file = in_first(caches, |cache| {
+                let how = OpenFile::default().write(true).cache(cache);
+                self.open(how, objects)
+            })?;
+            file.lock(request)?;
+            if file.is_at_its_path() {
+                return Ok(file);
+            }
+        }
+        Err(Error::Refused(REPLACED.into()))
+    }
+
     /// As [`FileSpec::open`], without blocking the thread while a server is connected to.
     pub(super) async fn open_async(&self, how: OpenFile, objects: &Objects) -> Result<OpenedFile> {
         #[cfg(feature = "nbd")]
@@ -278,7 +317,15 @@ impl OpenedFile {
         }
     }
 
-    /// Whether the file was there before it was opened to be created.
+    /// Whether it is a file or a device of this machine.
+    pub(crate) fn host_file(&self) -> Option<&HostFile> {
+        match self {
+            OpenedFile::Local(file) => file.host_file(),
+            _ => None,
+        }
+    }
+
+    /// Whether the file was there before it was opened to be created, if that made it.
     pub fn existed(&self) -> Option<bool> {
         match self {
             // What is there is not opened.
@@ -290,13 +337,23 @@ impl OpenedFile {
         }
     }
 
-    /// Removes the file, if it is one that can be created. Blocks.
+    /// Whether its name still leads to it, as far as that can be told: between the opening and the
+    /// locking of a local file, another program may have removed or replaced it.
+    pub(crate) fn is_at_its_path(&self) -> bool {
+        match self {
+            OpenedFile::Local(file) => file.host_file().is_none_or(HostFile::is_at_its_path),
+            OpenedFile::Over(_, below) => below.is_at_its_path(),
+            _ => true,
+        }
+    }
+
+    /// Removes the file, if it is one that can be created, and its name still leads to it. Blocks.
     ///
     /// # Errors
     /// Those of the file system, or of the server.
     pub fn remove(&self) -> std::io::Result<()> {
         match self {
-            OpenedFile::Local(file) if !file.is_device() => std::fs::remove_file(file.path()),
+            OpenedFile::Local(file) => file.host_file().map_or(Ok(()), HostFile::remove),
             #[cfg(feature = "rbd")]
             OpenedFile::Rbd(rbd) => rbd.remove(),
             #[cfg(feature = "ssh")]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::blkdebug;
 use super::parse;
@@ -10,9 +11,9 @@ use super::rbd;
 use super::source::{Source, refused};
 use crate::Result;
 use crate::block::{
-    BackingOptions, Device, FileSpec, Format, ImageSpec, NameResolver, OpenOptions,
+    BackingOptions, Device, FileSpec, Format, ImageSpec, NameResolver, OpenOptions, OpenedFile,
 };
-use crate::storage::{Queue, Rule};
+use crate::storage::{Queue, Rule, Storage};
 
 impl Device {
     /// Opens an image and, unless disabled, its backing chain. Blocks.
@@ -69,6 +70,19 @@ impl Device {
         options: &OpenOptions,
     ) -> Result<Device> {
         Device::open_with(queue, spec, options, &QemuNames).await
+    }
+
+    /// [`Device::open_over`] of what a name means.
+    pub(crate) async fn open_source_over(
+        queue: &Queue,
+        source: &Source,
+        options: &OpenOptions,
+        file: &OpenedFile,
+        data: Option<Arc<dyn Storage>>,
+    ) -> Result<Device> {
+        options.policy.check_source(source)?;
+        let spec = source.resolve(None, options.format)?;
+        Device::open_over(queue, spec, options, &QemuNames, file, data).await
     }
 }
 

@@ -239,6 +239,50 @@ pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Makes an empty file, if there is none of this name; one that a symbolic link names, if that is what
+/// is missing. Returns its [`identity`]: without one, another program has made it.
+///
+/// # Errors
+/// Those of open(2).
+pub(crate) fn make_file(path: &Path) -> io::Result<Option<(u64, u64)>> {
+    /// Links that the kernel follows, too.
+    const LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        let made = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(&path);
+        match made {
+            Ok(file) => return Ok(Some(identity(&file.metadata()?))),
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            Err(_) => {}
+        }
+        // The kernel does not follow a link here. Whether it may be followed, it says in stat(2).
+        match fs::metadata(&path) {
+            Ok(_) => return Ok(None),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            Err(_) => {}
+        }
+        path = match fs::read_link(&path) {
+            Ok(target) => parent(&path).join(target),
+            // It was removed meanwhile, or is no link any more.
+            Err(_) => return Ok(None),
+        };
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+/// The folder that a path is in.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// An open regular file or block device of this machine.
 #[derive(Debug)]
 pub struct HostFile {
@@ -303,6 +347,44 @@ impl HostFile {
     /// Those of fstat(2).
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         Ok(identity(&self.std().metadata()?))
+    }
+
+    /// Whether its path still leads to it: it may have been removed, or replaced by another file.
+    pub(crate) fn is_at_its_path(&self) -> bool {
+        let there = fs::metadata(&self.properties.path);
+        there.is_ok_and(|there| self.identity().is_ok_and(|own| own == identity(&there)))
+    }
+
+    /// Removes the file that its path leads to, if that is still this one. A symbolic link stays. The
+    /// caller has it locked, so that no other program fills it.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        if self.properties.is_device || !self.is_at_its_path() {
+            return Ok(());
+        }
+        fs::remove_file(fs::canonicalize(&self.properties.path)?)
+    }
+
+    /// Makes the name of a regular file durable. A folder that may not be read is left to the file
+    /// system, as is one of a file system that has nothing to write.
+    ///
+    /// # Errors
+    /// Those of fsync(2).
+    pub(crate) fn sync_name(&self) -> io::Result<()> {
+        if self.properties.is_device {
+            return Ok(());
+        }
+        let path = fs::canonicalize(&self.properties.path);
+        let folder = path.and_then(|path| fs::File::open(parent(&path)));
+        let Ok(folder) = folder else {
+            return Ok(());
+        };
+        match folder.sync_all() {
+            Err(e) if !matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => Err(e),
+            _ => Ok(()),
+        }
     }
 
     fn std(&self) -> ManuallyDrop<fs::File> {

@@ -70,6 +70,7 @@ pub(crate) use engine::is_simulated;
 pub use engine::{EngineKind, OpKind};
 pub(crate) use event::Event;
 pub use extent::StorageExtent;
+pub(crate) use file::make_file;
 pub use file::{CacheMode, HostFile, OpenFile, file_from_fd, open_file};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use zebu::block::{Device, Format};
@@ -17,6 +17,7 @@ use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::{NewImage, parse_format};
+use crate::options::target_cache;
 use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{appliance, open, same_file, streams};
@@ -130,7 +131,11 @@ impl Output {
                 if is_read {
                     return Err(read_from(arguments.target()));
                 }
-                Ok((Box::new(file), Begun::Pipe))
+                let is_durable = match &arguments.target_cache {
+                    Some(cache) => !target_cache(Some(cache))?.ignores_flushes(),
+                    None => true,
+                };
+                Ok((Box::new(Sink { file, is_durable }), Begun::Pipe))
             }
             #[cfg(feature = "object-store")]
             Output::Object(store) => {
@@ -146,6 +151,27 @@ impl Output {
                 })?;
                 Ok((Box::new(upload.clone()), Begun::Object(upload)))
             }
+        }
+    }
+}
+
+/// What takes the bytes of a stream. A file or a block device has them durably at the end, as it would
+/// by its own name.
+struct Sink {
+    file: File,
+    is_durable: bool,
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    /// Called once, at the end.
+    fn flush(&mut self) -> io::Result<()> {
+        match self.is_durable {
+            true => streams::make_durable(&self.file),
+            false => Ok(()),
         }
     }
 }

@@ -225,9 +225,15 @@ fn run_job(
         options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources.devices)?;
     }
     let content = target::Content::of(&sources.devices);
-    let target = target::open(&queue, arguments, target, &content, &mut options)?;
+    let opened = target::open(&queue, arguments, target, &content, &mut options)?;
     convert(
-        invocation, &queue, arguments, sources, target, &options, progress,
+        invocation,
+        &queue,
+        arguments,
+        sources,
+        opened.target,
+        &options,
+        progress,
     )
 }
 

@@ -188,7 +188,7 @@ pub fn convert(
         None => {
             let content = target::Content::stream(size, &backing);
             let target = target::open(queue, arguments, name, &content, &mut options)?;
-            (Ok(target), Begun::Pipe)
+            (Ok(target.target), Begun::Pipe)
         }
     };
     let target = target.map_err(|e| Failure::new(e.to_string()))?;

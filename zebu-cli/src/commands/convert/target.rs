@@ -5,11 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use zebu::block::{Device, FileSpec, Format};
-use zebu::internal::new_image::in_first;
+use zebu::block::{Device, FileSpec, Format, OpenOptions, in_first};
 use zebu::jobs::{self, ConvertError, ConvertOptions, Target};
 use zebu::names::Source;
-use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
+use zebu::storage::{CacheMode, LockRequest, Queue, Storage};
 
 use super::{Arguments, bitmaps};
 use crate::create_options::CreateOptions;
@@ -52,19 +51,23 @@ impl<'a> Content<'a> {
     }
 }
 
+/// A target that is open.
+pub struct Opened {
+    pub target: Target,
+    /// The files of a new image, which are locked as long as this is there.
+    pub files: Option<NewFiles>,
+}
+
 /// Why a target could not be opened.
 pub struct Unopened {
     pub why: Failure,
-    /// What it held may be lost.
-    pub is_touched: bool,
+    /// The files of a new image, if what they held is lost. Otherwise they are as they were.
+    pub touched: Option<NewFiles>,
 }
 
 impl From<Failure> for Unopened {
     fn from(why: Failure) -> Self {
-        Unopened {
-            why,
-            is_touched: false,
-        }
+        Unopened { why, touched: None }
     }
 }
 
@@ -82,7 +85,7 @@ pub fn open(
     name: &OsStr,
     content: &Content<'_>,
     options: &mut ConvertOptions,
-) -> Result<Target, Unopened> {
+) -> Result<Opened, Unopened> {
     let sources = content.sources;
     let wanted = Wanted {
         queue,
@@ -101,7 +104,10 @@ pub fn open(
         },
     };
     match arguments.no_create {
-        true => Ok(wanted.existing(options)?),
+        true => Ok(Opened {
+            target: wanted.existing(options)?,
+            files: None,
+        }),
         false => wanted.new_image(options),
     }
 }
@@ -275,13 +281,9 @@ impl Wanted<'_> {
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_format(Format::RAW)?;
         let spec = file_of(self.name).map_err(|e| open::failure(self.name, &e))?;
-        let opened = in_first(&self.caches(self.aligned), |cache| {
-            let how = OpenFile::default().write(true).cache(cache);
-            spec.open(how, &objects::all())
-        });
-        let file = opened.map_err(|e| open::failure(self.name, &e))?;
-        file.lock(LockRequest::RAW_WRITE)
-            .map_err(|e| open::failure(self.name, &e))?;
+        let (caches, lock) = (self.caches(self.aligned), LockRequest::RAW_WRITE);
+        let file = spec.open_locked(&caches, lock, &objects::all());
+        let file = file.map_err(|e| open::failure(self.name, &e))?;
         self.check_not_read(&[Some(&spec)])?;
         let storage = file.storage();
         self.check_open(std::slice::from_ref(&storage))?;
@@ -326,26 +328,30 @@ impl Wanted<'_> {
         caches: &[CacheMode],
         options: &ConvertOptions,
     ) -> Result<Device, Failure> {
+        let opened = in_first(caches, |cache| {
+            open::repaired(self.queue, source, &self.how(cache, options))
+        });
+        opened.map_err(|e| open::failure(self.name, &e))
+    }
+
+    /// How an image is opened for writing.
+    fn how(&self, cache: CacheMode, options: &ConvertOptions) -> OpenOptions {
         let format = match self.arguments.target_image_opts {
             true => None,
             false => Format::from_str(self.arguments.target_format()).ok(),
         };
-        let opened = in_first(caches, |cache| {
-            let how = untrusted::defaults()
-                .format(format)
-                .write(true)
-                .cache(cache)
-                // Zeroes free what was there, if the target may have holes.
-                .discard(Some(options.sparse > 0));
-            open::repaired(self.queue, source, &how)
-        });
-        opened.map_err(|e| open::failure(self.name, &e))
+        untrusted::defaults()
+            .format(format)
+            .write(true)
+            .cache(cache)
+            // Zeroes free what was there, if the target may have holes.
+            .discard(Some(options.sparse > 0))
     }
 }
 
 /// New targets.
 impl Wanted<'_> {
-    fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Unopened> {
+    fn new_image(&self, options: &mut ConvertOptions) -> Result<Opened, Unopened> {
         let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
         let file = file_of(self.name).map_err(Failure::new)?;
         let failure = |e: zebu::Error| creation_failure(self.name, format.name(), &e.to_string());
@@ -377,10 +383,6 @@ impl Wanted<'_> {
                 return Err(e.into());
             }
         };
-        let touched = |why| Unopened {
-            why,
-            is_touched: true,
-        };
         if let NewImage::Raw { size, .. } = &image
             && files.is_shorter_device(*size).map_err(failure)?
         {
@@ -388,42 +390,58 @@ impl Wanted<'_> {
             return Err(failure(zebu::Error::Refused("Cannot grow device files".into())).into());
         }
         options.above_backing = backing.is_some();
-        if let NewImage::Planned(plan) = &image {
-            let new = files.begin(self.queue, &**plan);
-            let new = new.map_err(|e| touched(failure(e)))?;
+        match self.fill(&image, &files, &create, backing, options) {
+            Ok(target) => Ok(Opened {
+                target,
+                files: Some(files),
+            }),
+            Err(why) => Err(Unopened {
+                why,
+                touched: Some(files),
+            }),
+        }
+    }
+
+    /// Makes the files the image, which is to be filled.
+    fn fill(
+        &self,
+        image: &NewImage,
+        files: &NewFiles,
+        create: &CreateOptions,
+        backing: Option<u64>,
+        options: &mut ConvertOptions,
+    ) -> Result<Target, Failure> {
+        let format = self.arguments.target_format();
+        let failure = |e: zebu::Error| creation_failure(self.name, format, &e.to_string());
+        if let NewImage::Planned(plan) = image {
+            let new = files.begin(self.queue, &**plan).map_err(failure)?;
             if options.compress.is_some() && new.zlib_block().is_none() {
                 // As with QEMU: the format could, the image does not.
                 if !new.has_order() {
-                    return Err(touched(Failure::new("invalid cluster size")));
+                    return Err(Failure::new("invalid cluster size"));
                 }
                 options.compress = None;
             }
             return Ok(Target::New(new));
         }
-        let made = files.make(self.queue, &image);
-        made.map_err(|e| touched(failure(e)))?;
+        files.make(self.queue, image).map_err(failure)?;
         options.zero_from = match backing {
             Some(size) => Some(size),
             // Only a raw image shows the former content of a device.
             None => (files.are_zero() || !image.shows_file()).then_some(0),
         };
-        if format == Format::RAW {
-            return Ok(Target::Raw(files.into_storage()));
+        if let NewImage::Raw { .. } = image {
+            return Ok(Target::Raw(files.storage().clone()));
         }
-        let cache = files.cache_mode();
-        drop(files);
         let source = self.source(create.value("backing_file"), create.get("backing_fmt"));
         options.new_image = true;
-        match self.open_device(&source, &[cache], options) {
-            Ok(device) => Ok(Target::Image(device)),
-            Err(e) => {
-                // It is a valid image without the data.
-                if let Ok(files) = NewFiles::open(&file, &image, &[cache], &objects::all()) {
-                    let _ = jobs::mark_incomplete(self.queue, &*files.storages()[0]);
-                }
-                Err(touched(e))
-            }
-        }
+        let how = self.how(files.cache_mode(), options);
+        let device = files.open_image(self.queue, &source, &how);
+        device.map(Target::Image).map_err(|e| {
+            // It is a valid image without the data.
+            let _ = jobs::mark_incomplete(self.queue, &**files.storage());
+            open::failure(self.name, &e)
+        })
     }
 
     /// The options of the image, including those of the command line.

@@ -1,10 +1,9 @@
 //! The steps of an import.
 
-use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +12,14 @@ use zebu::Limits;
 use zebu::block::{Device, Format};
 use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream, Target};
 use zebu::names::Source;
-use zebu::storage::Queue;
+use zebu::storage::{self, Queue};
 
 use super::source::{Bounded, Opened, Seekable};
 use super::verdict::{Cause, Record, Trouble};
 use super::{Bounds, Digests, Wanted, Watch};
 use crate::commands::convert::{self, stream, target};
 use crate::failure::Failure;
+use crate::new_image::NewFiles;
 use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{open, untrusted};
@@ -183,7 +183,7 @@ impl Job {
         }
         let content = target::Content::stream(size, &[]);
         let spill = stream::spill(arguments).map_err(other)?;
-        let (target, options, existed) = self.open_target(queue, arguments, &content)?;
+        let (target, files, options) = self.open_target(queue, arguments, &content)?;
         let how = stream::stream_options(arguments, &target, size).map(|how| how.spill(spill));
         let result = how.map_err(other).and_then(|how| {
             if is_raw {
@@ -201,7 +201,7 @@ impl Job {
                 "The image ends before the source",
             )),
         });
-        self.close_target(existed, result)?;
+        self.close_target(queue, files, result)?;
         if is_raw {
             let mut known = self.record.lock();
             known.virtual_size = Some(known.image_bytes.next_multiple_of(512));
@@ -277,11 +277,11 @@ impl Job {
         let sources = [device.map_err(refused)?];
         let size = sources[0].size();
         let content = target::Content::of(&sources);
-        let (target, options, existed) = self.open_target(queue, arguments, &content)?;
+        let (target, files, options) = self.open_target(queue, arguments, &content)?;
         let watched = |event| self.watched(&event, Some(size));
         let result = jobs::convert(sources.into(), target, &options, watched);
         let result = result.map_err(|e| Trouble::of_conversion(&e));
-        self.close_target(existed, result.and_then(|()| checked()))
+        self.close_target(queue, files, result.and_then(|()| checked()))
     }
 
     /// What is done with an event of a conversion.
@@ -295,42 +295,41 @@ impl Job {
         }
     }
 
-    /// Opens the target, unless all was stopped. Says whether its file was there before. If that fails
-    /// before anything was written, a file that was there is left alone: another program may use it.
+    /// Opens the target, unless all was stopped. If that fails before anything was written, a file that
+    /// was there is left alone.
     fn open_target(
         &self,
         queue: &Queue,
         arguments: &convert::Arguments,
         content: &target::Content<'_>,
-    ) -> Result<(Target, ConvertOptions, bool), Trouble> {
-        let name = &self.wanted.target;
-        let path = Path::new(super::path(name));
-        let existed = path.exists();
+    ) -> Result<(Target, Option<NewFiles>, ConvertOptions), Trouble> {
         self.watch.begin()?;
         let mut options = ConvertOptions::default();
-        match target::open(queue, arguments, name, content, &mut options) {
-            Ok(target) => Ok((target, options, existed)),
+        match target::open(queue, arguments, &self.wanted.target, content, &mut options) {
+            Ok(opened) => Ok((opened.target, opened.files, options)),
             Err(unopened) => {
                 let trouble = failed(Cause::Target, unopened.why);
-                // A new file may have been made by then.
-                Err(match unopened.is_touched || !existed {
-                    true => self.give_up(existed, trouble),
-                    false => trouble,
-                })
+                Err(self.give_up(queue, unopened.touched, trouble))
             }
         }
     }
 
     /// The result of filling the target. If that has failed, the target holds no image any more.
-    fn close_target(&self, existed: bool, result: Result<(), Trouble>) -> Result<(), Trouble> {
-        result.map_err(|trouble| self.give_up(existed, trouble))
+    fn close_target(
+        &self,
+        queue: &Queue,
+        files: Option<NewFiles>,
+        result: Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
+        result.map_err(|trouble| self.give_up(queue, files, trouble))
     }
 
-    /// Clears the target after `trouble`, and says what made it fail.
-    fn give_up(&self, existed: bool, trouble: Trouble) -> Trouble {
-        let path = Path::new(super::path(&self.wanted.target));
+    /// Clears the files of the target after `trouble`, and says what made it fail.
+    fn give_up(&self, queue: &Queue, files: Option<NewFiles>, trouble: Trouble) -> Trouble {
         let trouble = self.cause_of(trouble);
-        if let Err(e) = clear(path, existed) {
+        let cleared = files.map_or(Ok(()), |files| clear(queue, &files));
+        if let Err(e) = cleared {
+            let path = Path::new(super::path(&self.wanted.target));
             let (name, why) = (path.shown(), zebu::strerror(&e));
             let state = format!("'{name}' is incomplete, and could not be cleared: {why}");
             let reason = format!("{}; {state}", trouble.reason);
@@ -356,27 +355,18 @@ fn failed(cause: Cause, failure: Failure) -> Trouble {
     }
 }
 
-/// Removes what was written: a file that was not there before, or the content of one that was; of a
-/// device the ends, which tell what is on it.
-fn clear(path: &Path, existed: bool) -> io::Result<()> {
-    let kind = match fs::metadata(path) {
-        Ok(metadata) => metadata.file_type(),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(e),
-    };
-    if !kind.is_block_device() {
-        return match existed {
-            true => File::options().write(true).open(path)?.set_len(0),
-            // The file, if `path` is a link to it.
-            false => fs::remove_file(fs::canonicalize(path)?),
-        };
+/// Discards what was written; of a device the ends, which tell what is on it.
+fn clear(queue: &Queue, files: &NewFiles) -> io::Result<()> {
+    let device = files.storage();
+    if !device.is_device() {
+        return files.discard(queue);
     }
-    let mut device = File::options().write(true).open(path)?;
-    let length = device.seek(SeekFrom::End(0))?;
-    let zeroes = vec![0; ENDS.min(length) as usize];
-    for at in [0, length - zeroes.len() as u64] {
-        device.seek(SeekFrom::Start(at))?;
-        device.write_all(&zeroes)?;
-    }
-    device.sync_all()
+    let length = device.len()?;
+    let ends = ENDS.min(length);
+    queue.block_on(async {
+        for at in [0, length - ends] {
+            storage::write_zeroes(&**device, queue, at, ends).await?;
+        }
+        storage::flush(&**device, queue).await.map(drop)
+    })
 }

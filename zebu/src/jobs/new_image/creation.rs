@@ -109,7 +109,8 @@ impl Creation {
         let path = &self.file.path;
         let image = NewImage::new(self.format, path, size, &self.options, backing.as_ref())?;
         let files = self.files(&image, &[CacheMode::WriteBack])?;
-        files.make(queue, &image).map_err(|e| self.failed(e))
+        let made = files.make_durably(queue, &image);
+        made.map_err(|e| self.failed(e))
     }
 
     /// Makes the image, as large as `source`, and opens it to be filled. `compress`: its data are
@@ -145,17 +146,15 @@ impl Creation {
         // Only a raw image shows the former content of a device.
         let is_zero = files.are_zero() || !image.shows_file();
         let target = match self.format == Format::RAW {
-            true => Target::Raw(files.into_storage()),
+            true => Target::Raw(files.storage().clone()),
             false => {
-                let cache = files.cache_mode();
-                drop(files);
                 let options = OpenOptions::default()
                     .format(Some(self.format))
                     .write(true)
-                    .cache(cache)
+                    .cache(files.cache_mode())
                     .discard(Some(true));
                 let source = Source::Name(self.file.name().to_owned());
-                Target::Image(jobs::open(queue, &source, &options, &mut |_| {})?)
+                Target::Image(files.open_image(queue, &source, &options)?)
             }
         };
         Ok(Begun {

@@ -2,6 +2,7 @@
 //! `convert` do, and the libraries for other languages.
 
 mod creation;
+mod file;
 mod options;
 
 use std::ffi::OsStr;
@@ -10,16 +11,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use creation::{Begun, Creation};
+pub use file::NewFile;
 pub use options::{CreateOptions, number, parse_file_size};
 
 use super::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
-use crate::block::{Device, FileSpec, Format, Objects, OpenedFile};
+use crate::block::{Device, FileSpec, Format, Objects, OpenOptions};
 use crate::drivers::{ImagePlan, PlanRequest};
 use crate::error::WithErrno;
-use crate::names::protocol;
+use crate::names::{Source, protocol};
 use crate::printable;
 use crate::qcow2::Compression;
-use crate::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
+use crate::storage::{self, CacheMode, LockRequest, Queue, Storage};
 use crate::{Error, Result, codec, drivers};
 
 /// Formats of QEMU that zebu does not create.
@@ -280,7 +282,8 @@ fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
     }
 }
 
-/// The files of an image that is being made, locked.
+/// The files of an image that is being made, locked as long as this is there.
+#[derive(Debug)]
 pub struct NewFiles {
     file: NewFile,
     /// Those of [`NewImage::other_files`].
@@ -307,14 +310,14 @@ impl NewFiles {
         };
         for other in &others {
             // As a file that is made, and only then as one of an image.
-            let opened = NewFile::open(other, LockRequest::CREATE, caches, objects)
-                .and_then(|new| new.file.lock(LockRequest::DATA_WRITE).map(|()| new));
-            match opened {
-                Ok(new) => files.others.push(new),
-                Err(e) => {
-                    files.give_up();
-                    return Err(e);
-                }
+            let opened = NewFile::open(other, LockRequest::CREATE, caches, objects);
+            let locked = opened.and_then(|new| {
+                files.others.push(new);
+                files.others[files.others.len() - 1].lock(LockRequest::DATA_WRITE)
+            });
+            if let Err(e) = locked {
+                files.give_up();
+                return Err(e);
             }
         }
         Ok(files)
@@ -328,46 +331,86 @@ impl NewFiles {
                 preallocation,
             } => self.make_raw(queue, *size, *preallocation),
             NewImage::Qcow2(image) => {
-                let data = self.others.first().map(|data| &*data.storage);
-                let file = &*self.file.storage;
+                let data = self.others.first().map(|data| &**data.storage());
+                let file = &**self.file.storage();
                 let create = super::create_qcow2(queue, file, data, image, |_| {});
-                self.keep(queue.block_on(create))
+                self.keep(queue, queue.block_on(create))
             }
             NewImage::Planned(plan) => {
                 let create = super::create_image(queue, &**plan, self.storages());
-                self.keep(queue.block_on(create))
+                self.keep(queue, queue.block_on(create))
             }
         }
     }
 
+    /// [`NewFiles::make`] of an image that is not filled: it is durable on return.
+    pub fn make_durably(&self, queue: &Queue, image: &NewImage) -> Result<()> {
+        self.make(queue, image)?;
+        match image {
+            NewImage::Raw { .. } => Ok(queue.block_on(storage::flush(&**self.storage(), queue))?),
+            // The others are flushed in order.
+            NewImage::Qcow2(_) | NewImage::Planned(_) => Ok(()),
+        }
+    }
+
+    /// Opens the image that they were made, which `source` names, for writing. They stay locked
+    /// meanwhile.
+    pub fn open_image(
+        &self,
+        queue: &Queue,
+        source: &Source,
+        options: &OpenOptions,
+    ) -> Result<Device> {
+        let data = self.others.first().map(|data| data.storage().clone());
+        let file = self.file.opened();
+        queue.block_on(Device::open_source_over(queue, source, options, file, data))
+    }
+
+    /// The file of the image.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        self.file.storage()
+    }
+
     /// Begins a planned image in them, which is to be filled. It keeps them locked.
     pub fn begin(&self, queue: &Queue, plan: &dyn ImagePlan) -> Result<Box<dyn drivers::NewImage>> {
-        self.keep(queue.block_on(super::begin_image(queue, plan, self.storages())))
+        let begun = queue.block_on(super::begin_image(queue, plan, self.storages()));
+        self.keep(queue, begun)
     }
 
     /// The open files, that of the image first.
     pub fn storages(&self) -> Vec<Arc<dyn Storage>> {
         let files = [&self.file].into_iter().chain(&self.others);
-        files.map(|file| file.storage.clone()).collect()
+        files.map(|file| file.storage().clone()).collect()
     }
 
-    /// Removes them after an error: what they held is lost already.
-    fn keep<T>(&self, made: Result<T>) -> Result<T> {
+    /// Discards them after an error: what they held is lost already.
+    fn keep<T>(&self, queue: &Queue, made: Result<T>) -> Result<T> {
         if made.is_err() {
-            self.file.remove();
-            self.others.iter().for_each(NewFile::remove);
+            // Nothing better can be done with them.
+            let _ = self.discard(queue);
         }
         made
     }
 
+    /// Discards what was written: files that were made for this are removed, those that were there
+    /// are emptied. Devices are left.
+    ///
+    /// # Errors
+    /// The first one of the file system, or of the server.
+    pub fn discard(&self, queue: &Queue) -> std::io::Result<()> {
+        let files = [&self.file].into_iter().chain(&self.others);
+        let discarded: Vec<_> = files.map(|file| file.discard(queue)).collect();
+        discarded.into_iter().collect()
+    }
+
     fn make_raw(&self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
-        let file = &self.file;
-        let create = super::create_raw(queue, &*file.storage, size, preallocation, |_| {});
+        let storage = &**self.storage();
+        let create = super::create_raw(queue, storage, size, preallocation, |_| {});
         queue.block_on(create).map_err(|e| {
-            file.remove_if_new();
+            self.file.remove_if_new();
             match e.errno() {
                 libc::EFBIG => too_large(),
-                _ if file.storage.is_device() => e,
+                _ if storage.is_device() => e,
                 _ => e.during("Could not resize file"),
             }
         })
@@ -382,66 +425,18 @@ impl NewFiles {
     /// Whether what is new reads as zeroes by itself: not so on a device.
     pub fn are_zero(&self) -> bool {
         let data = self.others.first().unwrap_or(&self.file);
-        !data.storage.is_device()
+        !data.storage().is_device()
     }
 
     /// Whether the file of the image is a device of less than `size` bytes.
     pub fn is_shorter_device(&self, size: u64) -> Result<bool> {
-        let storage = &self.file.storage;
+        let storage = self.storage();
         Ok(storage.is_device() && storage.len()? < size)
     }
 
     /// How the file of the image was opened.
     pub fn cache_mode(&self) -> CacheMode {
-        self.file.storage.cache_mode()
-    }
-
-    /// The file of the image, locked.
-    pub fn into_storage(self) -> Arc<dyn Storage> {
-        self.file.storage
-    }
-}
-
-/// A file that is being made. What it held is there until it is locked.
-struct NewFile {
-    file: OpenedFile,
-    storage: Arc<dyn Storage>,
-    existed: bool,
-}
-
-impl NewFile {
-    fn open(
-        spec: &FileSpec,
-        lock: LockRequest,
-        caches: &[CacheMode],
-        objects: &Objects,
-    ) -> Result<NewFile> {
-        let existed = spec.path.exists();
-        let opened = in_first(caches, |cache| {
-            let how = OpenFile::default().write(true).create(true).cache(cache);
-            spec.open(how, objects)
-        });
-        let file = opened.map_err(|e| could_not_create(spec, e))?;
-        let new = NewFile {
-            storage: file.storage(),
-            existed: file.existed().unwrap_or(existed),
-            file,
-        };
-        new.file.lock(lock).inspect_err(|_| new.remove_if_new())?;
-        Ok(new)
-    }
-
-    /// Removes it, if it is a file at all.
-    fn remove(&self) {
-        // Nothing better can be done with it.
-        let _ = self.file.remove();
-    }
-
-    /// Removes it, if it was not there before.
-    fn remove_if_new(&self) {
-        if !self.existed {
-            self.remove();
-        }
+        self.storage().cache_mode()
     }
 }
 
@@ -456,17 +451,6 @@ pub fn refuse_object(spec: &FileSpec) -> Result<(), String> {
         "http" | "https" => why,
         _ => format!("{why}: only 'zebu convert' writes to it"),
     })
-}
-
-/// What `open` opens in the first of `caches` (at least one) that works. The
-/// error is that of the last.
-pub fn in_first<T, E>(
-    caches: &[CacheMode],
-    open: impl Fn(CacheMode) -> Result<T, E>,
-) -> Result<T, E> {
-    let (last, others) = caches.split_last().expect("a cache mode");
-    let opened = others.iter().find_map(|cache| open(*cache).ok());
-    opened.map_or_else(|| open(*last), Ok)
 }
 
 /// The file, the export of a server or the object that a name means. What does not exist

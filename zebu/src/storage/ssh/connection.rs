@@ -219,8 +219,13 @@ impl Session<'_> {
             && status.code == Status::NO_SUCH_FILE
             && options.create
         {
-            was_created = true;
-            opened = self.handle(&options.path, flags | open::CREATE | open::EXCLUSIVE)?;
+            let new = self.handle(&options.path, flags | open::CREATE | open::EXCLUSIVE)?;
+            was_created = new.is_ok();
+            opened = match new {
+                // Another program may have made it meanwhile.
+                Err(why) => self.handle(&options.path, flags)?.map_err(|_| why),
+                made => made,
+            };
         }
         let failed = |doing: &str, status: &Status| {
             Trouble::Refused(SshError::status(self.server, doing, status))
