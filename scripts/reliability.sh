@@ -251,6 +251,13 @@ if begin sessions; then
     unset ZEBU_SESSIONS_STEPS
     end "steps of zebu and QEMU in turn"
 fi
+if begin server-memory; then
+    ZEBU_SERVER_MEMORY=${ZEBU_SERVER_MEMORY:-$(of 6 60 600)}
+    export ZEBU_SERVER_MEMORY
+    program --test cli -- --nocapture server_memory::
+    unset ZEBU_SERVER_MEMORY
+    end "loads of servers whose memory is measured"
+fi
 if begin blkdebug; then
     ZEBU_BLKDEBUG_RUNS=${ZEBU_BLKDEBUG_RUNS:-$(of 60 1500 20000)}
     ZEBU_NESTED_RUNS=${ZEBU_NESTED_RUNS:-$(of 150 4000 20000)}

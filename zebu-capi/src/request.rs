@@ -50,7 +50,7 @@ pub fn memory(buffer: *const c_void, length: usize) -> Result<Iov> {
     }
     // SAFETY: the header requires memory that is valid, and unused by others, until the request has
     // ended.
-    Ok(unsafe { Iov::from_raw(buffer.cast_mut().cast(), length) })
+    Ok(unsafe { Iov::from_raw(buffer.cast_mut().cast(), length) }.shared())
 }
 
 /// The memory of a vectored request.
@@ -74,5 +74,5 @@ pub fn vector(iov: *const libc::iovec, count: c_int) -> Result<Iov> {
         return Err(Failure::misuse("iov is longer than the address space"));
     }
     // SAFETY: as in `memory`.
-    Ok(unsafe { Iov::from_iovecs(iov) })
+    Ok(unsafe { Iov::from_iovecs(iov) }.shared())
 }

@@ -1,7 +1,9 @@
 //! Opening images as the options say, and saying why one cannot be opened.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::hash::Hash;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
@@ -105,14 +107,66 @@ pub fn repaired(queue: &Queue, source: &Source, options: &OpenOptions) -> zebu::
 }
 
 /// Writes what a check or a repair says, with the program's name where QEMU prints that.
-pub fn messages(mut out: impl Write) -> impl FnMut(CheckMessage) {
+pub fn messages(out: impl Write) -> impl FnMut(CheckMessage) {
     let program = Invocation::new(std::env::args_os().next()).name;
+    let mut few = Few::new(out);
     move |message| {
-        // An error of standard error cannot be reported.
-        let _ = match message.names_program() {
-            true => writeln!(out, "{program}: {message}"),
-            false => writeln!(out, "{message}"),
-        };
+        let kind = std::mem::discriminant(&message);
+        few.say(kind, || match message.names_program() {
+            true => format!("{program}: {message}"),
+            false => message.to_string(),
+        });
+    }
+}
+
+/// Messages of one kind that are printed at most. An image can be made so that there are more bytes
+/// of them than it has itself.
+const MOST: u64 = 1000;
+
+/// Prints the first messages of each kind, and in the end how many more there were. Under QEMU's
+/// names all of them, unless the image is not trusted.
+pub struct Few<K, W: Write> {
+    out: W,
+    most: u64,
+    /// How many of each kind, and the first that was not printed.
+    kinds: HashMap<K, (u64, String)>,
+}
+
+impl<K: Eq + Hash, W: Write> Few<K, W> {
+    /// No messages yet.
+    pub fn new(out: W) -> Self {
+        let program = Invocation::new(std::env::args_os().next()).name;
+        Few {
+            out,
+            most: match program.starts_with("qemu-") && !untrusted::is_on() {
+                true => u64::MAX,
+                false => MOST,
+            },
+            kinds: HashMap::new(),
+        }
+    }
+
+    /// Prints a message, unless there were many of its kind.
+    pub fn say(&mut self, kind: K, text: impl FnOnce() -> String) {
+        let (said, next) = self.kinds.entry(kind).or_default();
+        *said += 1;
+        if *said <= self.most {
+            // An error of standard error cannot be reported.
+            let _ = writeln!(self.out, "{}", text());
+        } else if *said == self.most + 1 {
+            *next = text();
+        }
+    }
+}
+
+impl<K, W: Write> Drop for Few<K, W> {
+    fn drop(&mut self) {
+        let mut more: Vec<_> = self.kinds.values().filter(|k| k.0 > self.most).collect();
+        more.sort();
+        for (said, next) in more {
+            let more = said - self.most;
+            let _ = writeln!(self.out, "{next}\n... and {} more like this one", more - 1);
+        }
     }
 }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use zebu::internal::nbd::{Headers, Request, StatusFilter};
 use zebu::internal::{self, RequestPool};
-use zebu::storage::{PoolBuffer, Queue};
+use zebu::storage::{Budget, PoolBuffer, Queue, Reserved};
 
-use crate::budget::{Budget, MAX_BYTES, Reserved};
+use crate::budget::MAX_BYTES;
 use crate::export::Export;
 use crate::handshake::Agreed;
 use crate::race::{First, race};
@@ -69,6 +69,8 @@ pub enum Payload {
     Filter(StatusFilter),
     /// It was too long or malformed, and was skipped.
     Skipped,
+    /// It was skipped, since there is no memory for it.
+    NoMemory,
 }
 
 impl Connection {
@@ -101,6 +103,10 @@ impl Connection {
 
     /// Waits until a request with a buffer of `bytes` is within the bounds.
     pub async fn permit(&self, bytes: usize) -> Permit {
+        let bytes = match bytes {
+            0 => 0,
+            bytes => Queue::pooled(bytes),
+        };
         let has_capacity = |pool: &RequestPool<Job>| {
             let requests = pool.requests();
             requests == 0 || requests < MAX_REQUESTS && pool.bytes() + bytes <= MAX_BYTES

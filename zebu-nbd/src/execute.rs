@@ -111,7 +111,7 @@ fn check(
     if writes && !connection.export.device().is_writable() {
         return Err(Failed::new(ErrorCode::Perm, "the export is read-only"));
     }
-    if refused {
+    if refused || matches!(payload, Some(Payload::NoMemory)) {
         let text = "no memory is free for a request of this size";
         return Err(Failed::new(ErrorCode::NoMem, text));
     }
@@ -265,7 +265,7 @@ async fn read(connection: &Connection, request: &Request, offset: u64) -> Result
     if zero {
         return Ok(Outcome::Sparse(pieces, None));
     }
-    let buffer: PoolBuffer = queue.buffer(length);
+    let buffer: PoolBuffer = queue.try_buffer(length).map_err(zebu::Error::from)?;
     let device = connection.export.device();
     let (buffer, result) = device.read_buffer(queue, offset, buffer, length).await;
     result?;

@@ -13,10 +13,10 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use zebu::storage::{Queue, QueueOptions};
+use zebu::storage::{Budget, Queue, QueueOptions};
 use zebu::tls::ServerTls;
 
-use crate::budget::{self, Budget};
+use crate::budget;
 use crate::connection::{Connection, PATIENCE};
 use crate::export::Export;
 use crate::handshake::{NoAgreement, negotiate};
@@ -66,19 +66,24 @@ struct Shared {
 }
 
 impl Server {
-    /// A server of `exports`, whose names must differ.
+    /// A server of `exports`, whose names must differ. If the options of the queues have no budget
+    /// of memory, all connections share one of [`Budget::SERVERS`].
     ///
     /// # Errors
     ///
     /// The process has no descriptors left.
-    pub fn new(exports: Vec<Arc<Export>>, options: ServerOptions) -> io::Result<Self> {
+    pub fn new(exports: Vec<Arc<Export>>, mut options: ServerOptions) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
+        let memory = &mut options.queue.memory;
+        memory.get_or_insert_with(|| Budget::new(Budget::SERVERS));
+        let keep = &mut options.queue.keep;
+        *keep = (*keep).min(budget::share(options.clients));
         // Replaced in `run`.
         let (_, ended_event) = UnixStream::pair()?;
         Ok(Server {
             shared: Arc::new(Shared {
                 exports,
-                budget: Budget::default(),
+                budget: budget::reserve(),
                 stopping: AtomicBool::new(false),
                 chosen: AtomicBool::new(false),
                 stop,

@@ -151,7 +151,10 @@ impl Connection {
         if length > most {
             return self.skip(length, input).await;
         }
-        let mut buffer = self.queue().buffer(length as usize);
+        let Ok(mut buffer) = self.queue().try_buffer(length as usize) else {
+            self.skip(length, input).await?;
+            return Ok(Payload::NoMemory);
+        };
         let bytes = &mut buffer[..length as usize];
         if !input.read(&self.transport, bytes).await? {
             return Err(half_a_request());

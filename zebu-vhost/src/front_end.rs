@@ -190,6 +190,15 @@ impl Machine {
             .map_err(other)
     }
 
+    /// Marks the request of a ring whose first descriptor is `head` as one that a server had taken
+    /// when it was killed. Must be called after the first connection.
+    pub fn leave_in_flight(&self, ring: u16, head: u16) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        let (message, file) = self.inflight.as_ref().expect("connected");
+        let at = crate::inflight::entry(ring, self.setup.queue_size, head);
+        file.write_all_at(&[1], message.mmap_offset + at as u64)
+    }
+
     fn regions(&self) -> io::Result<Vec<VhostUserMemoryRegionInfo>> {
         let region = |region: &vm_memory::GuestRegionMmap<()>| {
             let file = region.file_offset()?;

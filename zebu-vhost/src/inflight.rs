@@ -50,6 +50,11 @@ fn stride(queue_size: u16) -> usize {
     (HEADER + ENTRY * usize::from(queue_size)).next_multiple_of(ALIGNMENT)
 }
 
+/// Where the entry of a descriptor is in the memory of all tables.
+pub fn entry(queue: u16, queue_size: u16, head: u16) -> usize {
+    usize::from(queue) * stride(queue_size) + QueueInflight::entry(head)
+}
+
 impl Inflight {
     /// Creates an empty table in new memory.
     ///

@@ -3,8 +3,8 @@
 //! The server's only `unsafe` code: memory of the guest becomes an [`Iov`].
 //!
 //! The guest may change its memory at any time, also while a request uses it.
-//! Descriptors and headers are therefore read once (`chain.rs`). Data are only copied, compared
-//! with zero or decompressed to, and nothing is concluded from them. A guest that changes them
+//! Descriptors and headers are therefore read once (`chain.rs`). Data are only copied, by the
+//! kernel or here, and no reference to them is made ([`Iov::shared`]). A guest that changes them
 //! meanwhile damages its own data only.
 #![allow(unsafe_code)]
 
@@ -164,6 +164,6 @@ pub fn iov(
     }
     debug_assert_eq!(left, 0);
     // SAFETY: each piece is in a mapping of `guest`, readable and writable. It stays mapped as long
-    // as `guest` exists, which callers keep. The guest may write there: see the top of this file.
-    Ok(unsafe { Iov::from_segments(&pieces) })
+    // as `guest` exists, which callers keep. The guest may write there, so it is marked.
+    Ok(unsafe { Iov::from_segments(&pieces) }.shared())
 }

@@ -16,6 +16,7 @@
 //! [`MAX_BYTES`] of data are in flight.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
@@ -64,6 +65,8 @@ pub struct Ring {
     start: Start,
     virtqueue: RefCell<Virtqueue>,
     inflight: RefCell<Option<QueueInflight>>,
+    /// Requests of the last server that were not begun again yet, which come before all others.
+    again: RefCell<VecDeque<u16>>,
     /// Reused by each request.
     chain: RefCell<Chain>,
     pool: RequestPool<Taken>,
@@ -109,6 +112,7 @@ impl Ring {
             start,
             virtqueue: RefCell::new(virtqueue),
             inflight: RefCell::new(None),
+            again: RefCell::default(),
             chain: RefCell::default(),
             pool: RequestPool::new(queue),
             waker: RefCell::new(None),
@@ -124,7 +128,6 @@ impl Ring {
             virtqueue.set_next_avail(used.wrapping_add(again.len() as u16));
         }
         ring.inflight = RefCell::new(inflight);
-        let ring = Rc::new(ring);
         // The last server may have been killed before it could signal the guest.
         ring.call();
         if !again.is_empty() {
@@ -133,10 +136,8 @@ impl Ring {
                 again.len()
             );
         }
-        for head in again {
-            ring.begin(head);
-        }
-        ring
+        ring.again = RefCell::new(again.into());
+        Rc::new(ring)
     }
 
     /// Serves the ring until `interrupt` is ready. Requests may be in flight then.
@@ -161,9 +162,11 @@ impl Ring {
     }
 
     /// Waits for the requests in flight. Returns the index of the next request.
-    pub async fn drain(&self) -> u16 {
+    pub async fn drain(self: &Rc<Self>) -> u16 {
         poll_fn(|context| {
             self.set_waker(context);
+            // They count as taken, so they are finished, too.
+            self.begin_again();
             self.signal();
             match self.pool.requests() {
                 0 => Poll::Ready(()),
@@ -189,7 +192,12 @@ impl Ring {
         context: &mut Context<'_>,
         kick: &mut Option<zebu::storage::Ready<'a>>,
     ) -> Result<(), Broken> {
-        if self.broken.get() {
+        let again = self.begin_again();
+        if again > 0 {
+            context.waker().wake_by_ref();
+        }
+        if self.broken.get() || !self.again.borrow().is_empty() {
+            // A request that ends wakes this future.
             return Ok(());
         }
         if let Some(wait) = kick
@@ -247,6 +255,19 @@ impl Ring {
     fn has_capacity(&self) -> bool {
         let size = usize::from(self.virtqueue.borrow().size());
         self.pool.requests() < size && self.pool.bytes() < MAX_BYTES
+    }
+
+    /// Begins requests of the last server, as long as there is capacity. Returns their number.
+    fn begin_again(self: &Rc<Self>) -> usize {
+        let mut begun = 0;
+        while self.has_capacity() {
+            let Some(head) = self.again.borrow_mut().pop_front() else {
+                break;
+            };
+            self.begin(head);
+            begun += 1;
+        }
+        begun
     }
 
     /// Takes some requests, as long as there is capacity. Returns their number.

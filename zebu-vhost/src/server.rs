@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::net::{Shutdown, shutdown, sockopt::socket_peercred};
 use vhost::vhost_user::{BackendReqHandler, Error};
-use zebu::storage::QueueOptions;
+use zebu::storage::{Budget, QueueOptions};
 
 use crate::channel::Channel;
 use crate::export::Export;
@@ -36,7 +36,8 @@ struct Endpoint {
 
 impl Server {
     /// Starts serving each export at its socket. `options` are those of the queue of each
-    /// virtqueue.
+    /// virtqueue. If they have no budget of memory, all virtqueues share one of
+    /// [`Budget::SERVERS`].
     ///
     /// # Errors
     ///
@@ -45,6 +46,9 @@ impl Server {
         exports: Vec<(Arc<Export>, UnixListener)>,
         options: &QueueOptions,
     ) -> io::Result<Self> {
+        let mut options = options.clone();
+        let memory = &mut options.memory;
+        memory.get_or_insert_with(|| Budget::new(Budget::SERVERS));
         let mut server = Server {
             exports: Vec::new(),
             endpoints: Vec::new(),

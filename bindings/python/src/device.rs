@@ -120,7 +120,7 @@ impl Device {
             // What lies behind the end is not read.
             let left = device.size().saturating_sub(offset);
             let length = length.min(usize::try_from(left).unwrap_or(usize::MAX));
-            let buffer = zebu::Buffer::new(length);
+            let buffer = zebu::Buffer::try_new(length)?;
             if length == 0 {
                 return Ok(Value::Bytes(buffer));
             }

@@ -303,7 +303,7 @@ fn code(result: zebu::Result<usize>) -> i32 {
 
 async fn transfer(queue: &Queue, device: &Device, op: &AsyncIoOperation) -> zebu::Result<usize> {
     // SAFETY: the operation owns the memory, and outlives this future.
-    let iov = unsafe { Iov::from_iovecs(op.iovecs()) };
+    let iov = unsafe { Iov::from_iovecs(op.iovecs()) }.shared();
     let offset = u64::try_from(op.offset()).map_err(io::Error::other)?;
     match op.is_read() {
         true => device.read(queue, offset, &iov).await?,

@@ -194,7 +194,7 @@ impl Disk {
                 .map(|slice| (slice.ptr_guard_mut().as_ptr(), slice.len()))
                 .collect();
             // SAFETY: the memory outlives this future, and may be changed at any time.
-            let iov = unsafe { Iov::from_segments(&segments) };
+            let iov = unsafe { Iov::from_segments(&segments) }.shared();
             match direction {
                 Direction::Read => device.read(&queue, offset, &iov).await?,
                 Direction::Write => device.write(&queue, offset, &iov).await?,

@@ -86,7 +86,7 @@ impl imago::Storage for Storage {
         let length = memory.len();
         let read = self.remote.run(move |queue, device| async move {
             let device = device.enter().await?;
-            let mut data = zebu::Buffer::new(length as usize);
+            let mut data = zebu::Buffer::try_new(length as usize)?;
             // What lies behind the end reads as zeroes, which a new buffer holds.
             let inside = length.min(device.size().saturating_sub(offset)) as usize;
             let result;
@@ -100,7 +100,7 @@ impl imago::Storage for Storage {
 
     async unsafe fn pure_writev(&self, memory: IoVector<'_>, offset: u64) -> io::Result<()> {
         let length = memory.len() as usize;
-        let mut data = zebu::Buffer::new(length);
+        let mut data = zebu::Buffer::try_new(length)?;
         memory.copy_into_slice(&mut data);
         self.change(move |queue, device| async move {
             let device = device.enter().await?;

@@ -126,10 +126,8 @@ fn check(
         }
         None if mode.is_some() => Ok(None),
         None => {
-            let mut say = |text: String| {
-                // An error of standard error cannot be reported.
-                let _ = writeln!(std::io::stderr(), "{text}");
-            };
+            let mut few = open::Few::new(std::io::stderr());
+            let mut say = |text: String| few.say((), || text);
             queue
                 .block_on(layer.check(queue, &mut say))
                 .map_err(|e| Failure::new(format!("Check failed: {e}")))

@@ -707,3 +707,43 @@ fn messages_begin_with_the_name_of_the_program() {
     );
     assert_eq!(called.status, 1);
 }
+
+/// A check counts everything, and prints a part of what an image can be made to print.
+#[test]
+fn messages_of_a_check_are_bounded() {
+    if beyond_qemu("a bound on messages") {
+        return;
+    }
+    let lab = Lab::new();
+    let options = "preallocation=metadata,cluster_size=4096";
+    lab.zebu(&["create", "-q", "-f", "qcow2", "-o", options, "x", "7M"])
+        .ok("create");
+    let block = lab.u64_at("x", lab.u64_at("x", 48));
+    lab.patch("x", block, &[0; 4096]);
+    let answer = lab.zebu(&["check", "x"]);
+    let lines = |what: &str| answer.err.lines().filter(|l| l.contains(what)).count();
+    // 1000, and the one that says what the others are like.
+    assert_eq!(lines("refcount=0 reference=1"), 1001, "{answer:?}");
+    let count: u64 = answer
+        .out
+        .lines()
+        .find_map(|line| line.strip_suffix(" errors were found on the image."))
+        .map(|count| count.parse().unwrap())
+        .unwrap();
+    assert!(count > 1700, "{count}");
+    let more: u64 = answer
+        .err
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("... and ")?
+                .strip_suffix(" more like this one")
+        })
+        .map(|more| more.parse::<u64>().unwrap())
+        .sum();
+    let said = answer
+        .err
+        .lines()
+        .filter(|l| !l.starts_with("... "))
+        .count() as u64;
+    assert_eq!(said + more, count, "{answer:?}");
+}

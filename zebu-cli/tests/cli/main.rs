@@ -62,6 +62,7 @@ mod rebase;
 mod reflink;
 mod repair;
 mod resize;
+mod server_memory;
 mod snapshot;
 mod source_changes;
 mod ssh;

@@ -330,6 +330,7 @@ fn memory_for_unread_replies_is_bounded() {
     }
     let lab = Lab::new();
     let mut server = served(&lab);
+    server.most_memory = 3 << 30;
     // Requests for 2.5 GiB of replies, if each had the memory of a single client.
     let mut unread: Vec<Raw> = (0..40)
         .map(|_| {

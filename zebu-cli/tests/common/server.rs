@@ -14,6 +14,10 @@ use zebu::internal::nbd::{
 
 use super::{Answer, Lab, Limits, TIME_LIMIT, program};
 
+/// Bytes of memory that a server of these tests may have: what all requests may take below the
+/// device, and the buffers of four connections.
+pub const MOST_MEMORY: u64 = 512 << 20;
+
 /// Calls `condition` until it holds.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -88,6 +92,8 @@ pub fn libnbd(lab: &Lab) -> Option<&'static str> {
 pub struct Server {
     child: Child,
     pub socket: PathBuf,
+    /// Bytes of memory that it may have.
+    pub most_memory: u64,
     log: PathBuf,
 }
 
@@ -129,6 +135,7 @@ impl Server {
         Server {
             child,
             socket: lab.path("nbd.sock"),
+            most_memory: MOST_MEMORY,
             log: lab.path("server.log"),
         }
     }
@@ -176,9 +183,27 @@ impl Server {
             .unwrap_or_else(|| 128 + status.signal().unwrap())
     }
 
+    /// The peak of its resident memory in bytes.
+    pub fn peak_memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+        let number = line.and_then(|line| line.split_whitespace().nth(1));
+        // A process that has ended has none.
+        number.map_or(0, |kib| kib.parse::<u64>().unwrap() << 10)
+    }
+
+    /// Fails the test if it ever had more memory than the documentation says for a few clients,
+    /// and the programs and their libraries themselves.
+    #[track_caller]
+    pub fn assert_memory(&self) {
+        let peak = self.peak_memory();
+        assert!(peak < self.most_memory, "{} MiB of memory", peak >> 20);
+    }
+
     /// Stops it by SIGTERM. It must exit with status 0, without a panic.
     #[track_caller]
     pub fn stop(&mut self) {
+        self.assert_memory();
         self.signal("TERM");
         assert_eq!(self.wait(), 0, "{}", self.log());
         assert!(!self.log().contains("panicked"), "{}", self.log());
@@ -188,6 +213,7 @@ impl Server {
     /// check finds only those of the next server.
     #[track_caller]
     pub fn kill(&mut self, lab: &Lab, image: &str) {
+        self.assert_memory();
         self.signal("KILL");
         assert_eq!(self.wait(), 128 + 9);
         // The kernel may release the locks some time after the process has ended.
@@ -198,14 +224,6 @@ impl Server {
         });
         assert!([0, 3].contains(&check.status), "{check:?}");
         lab.qemu_img(&["check", "-r", "leaks", image]).ok("leaks");
-    }
-
-    /// The peak of its resident memory in bytes.
-    pub fn peak_memory(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmHWM:"));
-        let kib = line.unwrap().split_whitespace().nth(1).unwrap();
-        kib.parse::<u64>().unwrap() * 1024
     }
 }
 

@@ -13,7 +13,7 @@ use crate::Result;
 use crate::codec;
 use crate::drivers::qcow2::Stay;
 use crate::drivers::{CompressedData, Mapping, StorageId};
-use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
+use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading, Reserved, Step};
 
 /// Segments of one vectored operation at most. The kernel's `IOV_MAX` is 1024, and a part may have
 /// several.
@@ -180,15 +180,13 @@ impl Device {
             queue,
             iov,
             reads: VecDeque::new(),
+            failed: Vec::new(),
         };
         for run in runs(&plan.parts) {
             flight.wait_for_slot().await?;
             flight.start_data(run);
         }
-        for group in groups(&plan.packed) {
-            flight.wait_for_slot().await?;
-            flight.start_packed(group);
-        }
+        // Before the groups, whose memory must not be held while this waits for some.
         for piece in &plan.pieces {
             let image = &self.layers()[piece.layer].image;
             let bytes = image
@@ -197,7 +195,14 @@ impl Device {
             iov.slice(piece.at, piece.length)
                 .copy_from(&bytes[piece.skip..piece.skip + piece.length]);
         }
+        for group in groups(&plan.packed) {
+            flight.wait_for_slot().await?;
+            flight.start_packed(group).await?;
+        }
         while flight.finish_first().await? {}
+        for packed in std::mem::take(&mut flight.failed) {
+            flight.inflate_alone(&packed).await?;
+        }
         Ok(())
     }
 
@@ -262,6 +267,8 @@ struct Flight<'a> {
     queue: &'a Queue,
     iov: &'a Iov,
     reads: VecDeque<InFlight<'a>>,
+    /// Clusters that did not inflate, which the driver may know more about.
+    failed: Vec<Packed>,
 }
 
 enum InFlight<'a> {
@@ -273,6 +280,7 @@ enum InFlight<'a> {
         /// Host offset of the first byte of the buffer.
         start: u64,
         group: Vec<Packed>,
+        memory: Option<Reserved>,
     },
 }
 
@@ -298,13 +306,14 @@ impl<'a> Flight<'a> {
     }
 
     #[allow(unsafe_code)]
-    fn start_packed(&mut self, group: &[Packed]) {
+    async fn start_packed(&mut self, group: &[Packed]) -> Result<()> {
         let first = group[0];
         let file = self.device.layers()[first.layer].storage(first.storage);
         let align = file.alignment().offset as u64;
         let start = first.data.host.0 & !(align - 1);
         let end = group.iter().map(|p| p.data.end().0).max();
         let length = (end.unwrap_or(start) - start).next_multiple_of(align) as usize;
+        let memory = self.reserve(length + self.inflated_apart(group)).await?;
         let mut buffer = self.queue.buffer(length);
         // SAFETY: `InFlight::Packed` keeps the buffer until the reading has
         // ended or was dropped, and nothing else uses it before.
@@ -315,7 +324,32 @@ impl<'a> Flight<'a> {
             buffer,
             start,
             group: group.to_vec(),
+            memory,
         });
+        Ok(())
+    }
+
+    /// Bytes that a group inflates to outside of the caller's memory.
+    fn inflated_apart(&self, group: &[Packed]) -> usize {
+        let sizes = group.iter().map(|p| p.data.inflater.output_len());
+        match self.queue.options().inflate_inline {
+            // One at a time, if the caller's memory is in segments.
+            true => sizes.max().unwrap_or(0),
+            false => sizes.sum(),
+        }
+    }
+
+    /// Reserves memory for a group. It is not waited for while this request holds some of the same
+    /// step: the groups in flight are finished first.
+    async fn reserve(&mut self, bytes: usize) -> Result<Option<Reserved>> {
+        loop {
+            if let Ok(reserved) = self.queue.try_reserve(Step::Inflated, bytes) {
+                return Ok(reserved);
+            }
+            if !self.finish_first().await? {
+                return Ok(self.queue.reserve(Step::Inflated, bytes).await);
+            }
+        }
     }
 
     /// Waits for the oldest operation; false if there is none.
@@ -328,19 +362,25 @@ impl<'a> Flight<'a> {
                 buffer,
                 start,
                 group,
+                memory,
             }) => {
                 // `buffer`, a local now, outlives the future awaited here.
                 reading.finish().await?;
-                self.inflate(buffer, start, &group).await?;
+                self.inflate(buffer, start, &group, memory).await?;
             }
         }
         Ok(true)
     }
 
-    async fn inflate(&self, buffer: PoolBuffer, start: u64, group: &[Packed]) -> Result<()> {
+    async fn inflate(
+        &mut self,
+        buffer: PoolBuffer,
+        start: u64,
+        group: &[Packed],
+        memory: Option<Reserved>,
+    ) -> Result<()> {
         let image = &self.device.layers()[group[0].layer].image;
-        let inflated: u64 = group.iter().map(|p| u64::from(p.data.inflater.size)).sum();
-        image.spend(inflated)?;
+        image.spend(group.iter().map(|p| p.data.work()).sum())?;
         let range = |p: &Packed| {
             let from = (p.data.host.0 - start) as usize;
             from..from + p.data.length as usize
@@ -362,12 +402,13 @@ impl<'a> Flight<'a> {
                     }
                 };
                 if result.is_err() {
-                    self.inflate_alone(p).await?;
+                    self.failed.push(*p);
                 }
             }
             return Ok(());
         }
-        let source: Arc<Buffer> = Arc::new(buffer.into_buffer());
+        // The workers go on if the request is dropped, and so do what they hold.
+        let source: Arc<(Buffer, _)> = Arc::new((buffer.into_buffer(), memory));
         let running: Vec<_> = group
             .iter()
             .map(|p| {
@@ -375,14 +416,16 @@ impl<'a> Flight<'a> {
                 let inflater = p.data.inflater;
                 codec::workers::run(move || {
                     let mut bytes = Buffer::new(inflater.output_len());
-                    inflater.inflate(&source[range], &mut bytes).map(|()| bytes)
+                    inflater
+                        .inflate(&source.0[range], &mut bytes)
+                        .map(|()| bytes)
                 })
             })
             .collect();
         for (p, running) in group.iter().zip(running) {
             match running.await {
                 Ok(bytes) => self.iov.slice(p.at, bytes.len()).copy_from(&bytes),
-                Err(_) => self.inflate_alone(p).await?,
+                Err(_) => self.failed.push(*p),
             }
         }
         Ok(())

@@ -165,7 +165,9 @@ impl Remote {
     pub fn read(&self, offset: u64, length: usize) -> RemoteRequest<Buffer> {
         self.run(move |queue, device| async move {
             let device = device.enter().await?;
-            let buffer = Buffer::new(length);
+            // Not before: the length may be anything.
+            device.check_range(offset, length as u64)?;
+            let buffer = Buffer::try_new(length)?;
             let (buffer, result) = device.read_buffer(&queue, offset, buffer, length).await;
             result.map(|()| buffer)
         })

@@ -111,7 +111,11 @@ unsafe impl Storage for Stacked {
             let error = "Cannot grow the disk of an image that another one is in";
             return Started::fixed_length(self.device.size(), length, error);
         }
-        let (device, queue, iov) = (self.device.clone(), queue.for_itself(), memory.cloned());
+        let (device, queue, iov) = (
+            self.device.clone(),
+            queue.for_image_below(),
+            memory.cloned(),
+        );
         Started::later(async move {
             perform(&device, &queue, kind, offset, length, iov)
                 .await

@@ -14,7 +14,7 @@ use super::device::Device;
 use crate::drivers::qcow2::{Allocation, Announced, Change, Fill, Image, NextWrite, Target};
 use crate::drivers::{Mapping, Raw};
 use crate::format::HostOffset;
-use crate::storage::{self, Iov, OwnedBuffer, PoolBuffer, Queue};
+use crate::storage::{self, Iov, OwnedBuffer, PoolBuffer, Queue, Step};
 use crate::{Error, Result};
 
 /// Zeroes beside the data of a write are written with them up to so many bytes. More are left to
@@ -250,15 +250,32 @@ impl Device {
             false => fill.tail,
         };
         let written = at(first)..at(last);
+        let is_copied = |margin: &Range<u64>, is_zero: bool| !margin.is_empty() && !is_zero;
+        let (head_is_copied, tail_is_copied) = (
+            is_copied(&head, head_is_zero),
+            is_copied(&tail, tail_is_zero),
+        );
+        let is_whole = !head_is_zero && !tail_is_zero && iov.len() <= COPIED;
+        // What waits for guest clusters that this request holds has no memory of this step.
+        let _memory = match head_is_copied || tail_is_copied {
+            true => {
+                let margin = |range: &Range<u64>| Queue::pooled((range.end - range.start) as usize);
+                let bytes = match is_whole {
+                    true => Queue::pooled((fill.tail - fill.head) as usize),
+                    false => margin(&head) + margin(&tail),
+                };
+                queue.reserve(Step::Margins, bytes).await
+            }
+            false => None,
+        };
         if let Some(allocation) = new {
             image.make_way(queue, allocation, &written).await?;
         }
         let file = &**image.file();
-        let is_copied = |margin: &Range<u64>, is_zero: bool| !margin.is_empty() && !is_zero;
-        if is_copied(&head, head_is_zero) || is_copied(&tail, tail_is_zero) {
+        if head_is_copied || tail_is_copied {
             storage::event(file, storage::Event::CowRead);
         }
-        if !head_is_zero && !tail_is_zero && iov.len() <= COPIED {
+        if is_whole {
             let mut all = self.old_content(queue, fill.head..fill.tail).await?;
             storage::event(file, storage::Event::WriteAio);
             let start = (fill.guest - fill.head) as usize;
@@ -274,16 +291,17 @@ impl Device {
                 }
                 let length = range.end - range.start;
                 if !is_zero {
-                    return self.old_content(queue, range).await.map(Some);
+                    return self
+                        .old_content(queue, range)
+                        .await
+                        .map(|b| Some(Margin::Old(b)));
                 }
                 if left_out(&range, is_zero) {
                     storage::event(file, storage::Event::CowWrite);
                     storage::zero_range(data, queue, at(range.start), length).await?;
                     return Ok(None);
                 }
-                let mut zeroes = queue.buffer(length as usize);
-                zeroes[..length as usize].fill(0);
-                Ok(Some(zeroes))
+                Ok(Some(Margin::Zeroes))
             };
             let (before, after) = storage::join(
                 margin(head.clone(), head_is_zero),
@@ -461,17 +479,25 @@ impl Device {
     }
 }
 
-/// The bytes of two buffers around those of `iov`.
+/// What is written beside the data of a request.
+enum Margin {
+    /// At most [`ZEROES_WRITTEN`] of them.
+    Zeroes,
+    Old(PoolBuffer),
+}
+
+/// The bytes of two margins around those of `iov`.
 fn surround(
-    before: Option<(&mut PoolBuffer, u64)>,
+    before: Option<(&mut Margin, u64)>,
     iov: &Iov,
-    after: Option<(&mut PoolBuffer, u64)>,
+    after: Option<(&mut Margin, u64)>,
 ) -> Iov {
-    let part = |(buffer, length): (&mut PoolBuffer, u64)| {
+    let part = |(margin, length): (&mut Margin, u64)| match margin {
+        Margin::Zeroes => storage::zeroes(length as usize),
         // SAFETY: the caller keeps the buffers until its use of the result has
         // ended.
         #[allow(unsafe_code)]
-        unsafe { buffer.iov() }.slice(0, length as usize)
+        Margin::Old(buffer) => unsafe { buffer.iov() }.slice(0, length as usize),
     };
     match (before.map(part), after.map(part)) {
         (None, None) => iov.clone(),

@@ -7,7 +7,7 @@ use crate::drivers::qcow2::{Announced, Image};
 use crate::storage::{self, Queue};
 
 /// Bytes of zeroes that are written as data at a time.
-const PIECE: u64 = 1 << 20;
+const PIECE: u64 = storage::ZEROES as u64;
 
 impl Device {
     /// Makes a range read as zeroes. They are written as data only where the format has no other
@@ -169,12 +169,6 @@ impl Device {
             // Otherwise `zero_part` has set zero flags wherever it could.
             _ => image.header().is_data_file_raw(),
         };
-        let mut buffer = queue.buffer(PIECE.min(end - start) as usize);
-        buffer.fill(0);
-        // SAFETY: the buffer lives until the last write, awaited here, has
-        // ended.
-        #[allow(unsafe_code)]
-        let zeroes = unsafe { buffer.iov() };
         let mut at = start;
         while at < end {
             let length = PIECE.min(end - at);
@@ -185,7 +179,7 @@ impl Device {
                 self.reads_as_zero(queue, at..at + length).await?
             };
             if !is_zero {
-                let piece = zeroes.slice(0, length as usize);
+                let piece = storage::zeroes(length as usize);
                 self.write_image(queue, image, at, &piece).await?;
             }
             at += length;

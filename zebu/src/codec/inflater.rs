@@ -29,7 +29,44 @@ pub enum Stream {
     Bzip2,
 }
 
+/// The work of a codec, in bytes that could be copied or read instead: of each stream, each byte of
+/// it, and each byte that it inflates to. A byte of a stream costs most: a few of them may describe
+/// tables that are built for the next few.
+struct Cost {
+    stream: u64,
+    input: u64,
+    output: u64,
+}
+
+impl Stream {
+    const fn cost(&self) -> Cost {
+        let (stream, input, output) = match self {
+            Stream::Cluster(Compression::Zlib) | Stream::Zlib { .. } => (1 << 10, 32, 1),
+            Stream::Cluster(Compression::Zstd) => (1 << 10, 32, 1),
+            // Each has tables of megabytes, and its bytes are put in order one by one.
+            #[cfg(feature = "bzip2")]
+            Stream::Bzip2 => (64 << 10, 64, 8),
+        };
+        Cost {
+            stream,
+            input,
+            output,
+        }
+    }
+}
+
 impl Inflater {
+    /// The work, at worst, of inflating a stream of so many bytes, as
+    /// [`Limits::work`](crate::block::Limits::work) counts it.
+    pub(crate) fn work(&self, length: u32) -> u64 {
+        let cost = self.stream.cost();
+        let most = match self.stream {
+            Stream::Zlib { most } => most.max(self.size),
+            _ => self.size,
+        };
+        cost.stream + cost.input * u64::from(length) + cost.output * u64::from(most)
+    }
+
     /// Bytes that the data inflate to.
     pub fn output_len(&self) -> usize {
         self.size as usize
@@ -59,5 +96,23 @@ impl Inflater {
             true => inflate(),
             false => workers::run(inflate).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against work that costs more time than it counts.
+    use super::*;
+
+    #[test]
+    fn codecs_that_are_slower_count_more() {
+        let work = |stream| Inflater { stream, size: 4096 }.work(1000);
+        let zlib = work(Stream::Cluster(Compression::Zlib));
+        assert_eq!(zlib, 1024 + 32_000 + 4096);
+        assert_eq!(zlib, work(Stream::Cluster(Compression::Zstd)));
+        // What follows the first bytes is inflated, too.
+        assert_eq!(work(Stream::Zlib { most: 8192 }), zlib + 4096);
+        #[cfg(feature = "bzip2")]
+        assert_eq!(work(Stream::Bzip2), 65_536 + 64_000 + 8 * 4096);
     }
 }

@@ -115,7 +115,7 @@ pub struct Unpack<R: Read> {
 }
 
 enum Codec<R: Read> {
-    Members(BufReader<R>, Member),
+    Members(BufReader<R>, Member, Count),
     #[cfg(feature = "xz")]
     Xz(Box<lzma_rust2::XzReader<BufReader<R>>>),
 }
@@ -143,6 +143,29 @@ struct ZstdFrames {
     header: Vec<u8>,
 }
 
+/// What was read of streams that follow each other.
+#[derive(Default)]
+struct Count {
+    members: u64,
+    /// Read and given out.
+    bytes: u64,
+}
+
+impl Count {
+    /// Streams of bzip2 that may be as short as they like.
+    const FREE: u64 = 4096;
+    /// Bytes of each of the others, on average.
+    const LEAST: u64 = 1024;
+
+    /// Whether the time goes into beginning streams: each of bzip2 takes memory of megabytes, for
+    /// 14 bytes if it is empty.
+    fn is_too_slow(&self, compression: StreamCompression) -> bool {
+        compression == StreamCompression::Bzip2
+            && self.members > Self::FREE
+            && self.bytes / self.members < Self::LEAST
+    }
+}
+
 /// What a step of a decoder did.
 struct Step {
     consumed: usize,
@@ -159,14 +182,16 @@ impl<R: Read> Unpack<R> {
     pub fn new(reader: R, compression: StreamCompression) -> io::Result<Self> {
         let reader = BufReader::with_capacity(READ, reader);
         let codec = match compression {
-            StreamCompression::Gzip => Codec::Members(reader, Member::Gzip(Between::start())),
+            StreamCompression::Gzip => {
+                Codec::Members(reader, Member::Gzip(Between::start()), Count::default())
+            }
             StreamCompression::Zstd => {
                 let frames = ZstdFrames {
                     context: DCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?,
                     at_end: false,
                     header: Vec::new(),
                 };
-                Codec::Members(reader, Member::Zstd(Box::new(frames)))
+                Codec::Members(reader, Member::Zstd(Box::new(frames)), Count::default())
             }
             #[cfg(feature = "xz")]
             StreamCompression::Xz => {
@@ -174,7 +199,9 @@ impl<R: Read> Unpack<R> {
                 Codec::Xz(Box::new(xz))
             }
             #[cfg(feature = "bzip2")]
-            StreamCompression::Bzip2 => Codec::Members(reader, Member::Bzip2(Between::start())),
+            StreamCompression::Bzip2 => {
+                Codec::Members(reader, Member::Bzip2(Between::start()), Count::default())
+            }
             #[cfg(not(all(feature = "xz", feature = "bzip2")))]
             other => {
                 return Err(other.error(
@@ -194,7 +221,7 @@ impl<R: Read> Read for Unpack<R> {
         }
         let compression = self.compression;
         match &mut self.codec {
-            Codec::Members(reader, member) => member.read(reader, out, compression),
+            Codec::Members(reader, member, count) => member.read(reader, out, compression, count),
             #[cfg(feature = "xz")]
             Codec::Xz(xz) => read_xz(xz, out),
         }
@@ -240,6 +267,7 @@ impl Member {
         reader: &mut impl BufRead,
         out: &mut [u8],
         compression: StreamCompression,
+        count: &mut Count,
     ) -> io::Result<usize> {
         loop {
             let input = match reader.fill_buf() {
@@ -271,6 +299,12 @@ impl Member {
                 ended,
             } = step;
             reader.consume(consumed);
+            count.bytes += (consumed + produced) as u64;
+            count.members += u64::from(ended);
+            if count.is_too_slow(compression) {
+                let what = "consists of very many parts with hardly any data in them";
+                return Err(compression.error(io::ErrorKind::InvalidData, what));
+            }
             if produced > 0 {
                 return Ok(produced);
             }
@@ -560,6 +594,23 @@ mod tests {
         assert_eq!(StreamCompression::of(&lz4), None);
         assert_eq!(StreamCompression::of(b"BZh9 and so on"), None);
         assert_eq!(StreamCompression::of(b""), None);
+    }
+
+    /// Each part of bzip2 takes memory of megabytes, also for 14 bytes.
+    #[test]
+    #[cfg(feature = "bzip2")]
+    fn many_parts_without_data() {
+        let unpacked = |src: &[u8]| unpack(StreamCompression::Bzip2, src, 1 << 16);
+        for part in [bzip2(b""), bzip2(b"a")] {
+            let few = part.repeat(1000);
+            assert!(unpacked(&few).is_ok());
+            let error = unpacked(&part.repeat(10_000)).unwrap_err();
+            assert!(error.to_string().contains("very many parts"), "{error}");
+        }
+        // Zeroes compress well.
+        let part = bzip2(&[0; 64 << 10]);
+        let got = unpacked(&part.repeat(4200)).unwrap();
+        assert_eq!(got.len(), 4200 * (64 << 10));
     }
 
     #[test]

@@ -55,6 +55,11 @@ pub struct CompressedData {
 }
 
 impl CompressedData {
+    /// The work of inflating them.
+    pub(crate) fn work(&self) -> u64 {
+        self.inflater.work(self.length)
+    }
+
     /// The offset after the last byte.
     pub const fn end(&self) -> HostOffset {
         HostOffset(self.host.0.saturating_add(self.length as u64))

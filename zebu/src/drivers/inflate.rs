@@ -6,7 +6,7 @@ use super::cache::Cache;
 use super::wait::Gate;
 use super::{CompressedData, spend};
 use crate::Result;
-use crate::storage::{self, Queue, Storage, Work};
+use crate::storage::{self, Queue, Step, Storage, Work};
 
 /// Bytes of inflated clusters that are kept of an image, unless one has more.
 const KEPT: u64 = 2 << 20;
@@ -18,6 +18,9 @@ pub(super) async fn inflate(
     guest: u64,
     data: CompressedData,
 ) -> Result<Vec<u8>> {
+    // The caller holds no memory of this step, and no lock that such a request waits for.
+    let bytes = data.length as usize + data.inflater.output_len();
+    let _memory = queue.reserve(Step::Inflated, bytes).await;
     storage::event(storage, storage::Event::ReadCompressed);
     let source = storage::read_vec(storage, queue, data.host.0, data.length as usize).await?;
     let here = queue.options().inflate_inline;
@@ -75,7 +78,7 @@ impl Inflated {
                     true => Some(shared.large.enter().await),
                     false => None,
                 };
-                spend(shared.work.as_deref(), data.inflater.size.into())?;
+                spend(shared.work.as_deref(), data.work())?;
                 inflate(&queue, &*shared.file, guest, data).await
             };
             shared.clusters.get_or_load(guest, load).await

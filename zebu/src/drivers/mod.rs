@@ -135,7 +135,7 @@ pub trait FormatImage: Debug + Send + Sync {
         data: CompressedData,
     ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
         Box::pin(async move {
-            self.spend(data.inflater.size.into())?;
+            self.spend(data.work())?;
             inflate(queue, storage, guest, data).await.map(Arc::new)
         })
     }

@@ -12,7 +12,7 @@ use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes of zeroes that are written at a time.
-const ZEROES: u64 = 1 << 20;
+const ZEROES: u64 = storage::ZEROES as u64;
 
 /// Where a conversion or a copy goes.
 #[derive(Debug)]
@@ -202,16 +202,11 @@ impl Target {
 }
 
 /// Writes zeroes as data, so that they take their space.
-#[allow(unsafe_code)]
 async fn write_zeroes(image: &dyn NewImage, queue: &Queue, offset: u64, length: u64) -> Result<()> {
-    let mut buffer = queue.buffer(length.min(ZEROES) as usize);
-    buffer.fill(0);
-    // SAFETY: the buffer lives until the last write, awaited here, has ended.
-    let zeroes = unsafe { buffer.iov() };
     let mut done = 0;
     while done < length {
         let count = (length - done).min(ZEROES) as usize;
-        let part = zeroes.slice(0, count);
+        let part = storage::zeroes(count);
         image.write(queue, offset + done, part).await?;
         done += count as u64;
     }

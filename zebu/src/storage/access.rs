@@ -6,8 +6,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::sync::OnceLock;
 
-use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage, StorageExtent, Written};
+use super::{
+    Alignment, Buffer, Iov, OpKind, PoolBuffer, Queue, Reserved, Started, Step, Storage,
+    StorageExtent, Written,
+};
 
 /// The largest bounce buffer, in bytes.
 const BOUNCE: usize = 1 << 20;
@@ -184,6 +188,12 @@ async fn read_into(
     Ok(())
 }
 
+/// Reserves memory for the bounce buffers, one after the other, of a request of `length` bytes.
+async fn reserve_bounce(queue: &Queue, alignment: usize, length: usize) -> Option<Reserved> {
+    let most = length.saturating_add(2 * alignment).min(BOUNCE);
+    queue.reserve(Step::Bounce, Queue::pooled(most)).await
+}
+
 async fn read_bounced(
     storage: &dyn Storage,
     queue: &Queue,
@@ -191,6 +201,7 @@ async fn read_bounced(
     iov: &Iov,
 ) -> io::Result<()> {
     let alignment = storage.alignment().offset;
+    let _memory = reserve_bounce(queue, alignment, iov.len()).await;
     let mut done = 0;
     while done < iov.len() {
         let at = offset + done as u64;
@@ -392,6 +403,8 @@ async fn write_bounced(
     iov: &Iov,
 ) -> io::Result<()> {
     let alignment = storage.alignment().offset;
+    // First: those that hold memory wait for the blocks of others.
+    let _memory = reserve_bounce(queue, alignment, iov.len()).await;
     let _written = begin_careful(storage, offset, iov.len() as u64).await?;
     let end_before = storage.len()?;
     let mut done = 0;
@@ -699,6 +712,18 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
+/// The most bytes of [`zeroes`].
+pub(crate) const ZEROES: usize = 1 << 20;
+
+/// `length` zero bytes, at most [`ZEROES`], which are only to be written from. All users share
+/// them.
+pub(crate) fn zeroes(length: usize) -> Iov {
+    static SHARED: OnceLock<Buffer> = OnceLock::new();
+    let shared = SHARED.get_or_init(|| Buffer::new(ZEROES));
+    // SAFETY: it is never freed and never changes; a write only reads the memory.
+    unsafe { Iov::from_raw(shared.as_ptr().cast_mut(), ZEROES) }.slice(0, length)
+}
+
 /// Writes zeroes as data. The storage becomes longer if it ends before the range does.
 ///
 /// # Errors
@@ -712,14 +737,10 @@ pub async fn write_zeroes(
     if let Some(result) = check(offset, length) {
         return result.map(drop);
     }
-    let mut buffer = queue.buffer(length.min(BOUNCE as u64) as usize);
-    buffer.fill(0);
-    // SAFETY: the buffer lives until the last write, awaited here, has ended.
-    let zeroes = unsafe { buffer.iov() };
     let mut done = 0;
     while done < length {
-        let count = (length - done).min(BOUNCE as u64) as usize;
-        write(storage, queue, offset + done, &zeroes.slice(0, count)).await?;
+        let count = (length - done).min(ZEROES as u64) as usize;
+        write(storage, queue, offset + done, &zeroes(count)).await?;
         done += count as u64;
     }
     Ok(())

@@ -4,6 +4,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -32,40 +33,48 @@ impl Buffer {
     /// `len` zeroed bytes, in huge pages if they fill at least half of one.
     ///
     /// # Panics
-    /// If `len` is not below `isize::MAX`. Aborts if there is no memory.
+    /// If `len` is not below `isize::MAX`. Aborts if there is no memory: for lengths that somebody
+    /// else chooses there is [`Buffer::try_new`].
     pub fn new(len: usize) -> Self {
+        Self::try_new(len).unwrap_or_else(|_| handle_alloc_error(Self::layout(len)))
+    }
+
+    /// As [`Buffer::new`].
+    ///
+    /// # Errors
+    /// `ENOMEM` if there is no memory, or no address space, for so many bytes.
+    pub fn try_new(len: usize) -> io::Result<Self> {
         if len >= HUGE / 2 {
-            let region = Region::new(len);
-            return Buffer {
+            let region = Region::new(len)?;
+            return Ok(Buffer {
                 ptr: region.start(),
                 len,
                 region: Some(Arc::new(region)),
-            };
+            });
         }
         let ptr = match len {
             0 => NonNull::<u8>::dangling(),
             _ => {
-                let layout = Self::layout(len);
                 // SAFETY: the layout has a size above zero.
-                let ptr = unsafe { alloc_zeroed(layout) };
-                NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
+                let ptr = unsafe { alloc_zeroed(Self::layout(len)) };
+                NonNull::new(ptr).ok_or_else(no_memory)?
             }
         };
-        Buffer {
+        Ok(Buffer {
             ptr,
             len,
             region: None,
-        }
+        })
     }
 
     /// `len` bytes of a slab, their content unspecified.
-    pub(super) fn cut(slab: &mut Slab, len: usize) -> Self {
-        let (ptr, region) = slab.cut(len);
-        Buffer {
+    pub(super) fn cut(slab: &mut Slab, len: usize) -> io::Result<Self> {
+        let (ptr, region) = slab.cut(len)?;
+        Ok(Buffer {
             ptr,
             len,
             region: Some(region),
-        }
+        })
     }
 
     fn layout(len: usize) -> Layout {
@@ -81,8 +90,14 @@ impl Buffer {
         Iov {
             kind: Kind::One(self.ptr.as_ptr()),
             len: self.len,
+            shared: false,
         }
     }
+}
+
+/// There is no memory.
+pub(super) fn no_memory() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOMEM)
 }
 
 /// Memory that a request can own until its end: a [`Buffer`], or one of a queue's pool. There are
@@ -145,11 +160,15 @@ impl fmt::Debug for Buffer {
 /// Cheap to clone and to slice. It is made of raw pointers: the functions that
 /// create one are `unsafe` and their callers promise that the memory stays
 /// valid and otherwise untouched until every request that uses the `Iov`, or a
-/// slice of it, has completed. On that promise all its methods are safe.
+/// slice of it, has completed. On that promise all its methods are safe. Memory that others may
+/// change, as a guest does with its own, is marked by [`Iov::shared`].
 #[derive(Clone)]
 pub struct Iov {
     kind: Kind,
     len: usize,
+    /// Others may change the bytes at any time. Then no reference to them is made: they are only
+    /// copied, and nothing is concluded from what was read twice.
+    shared: bool,
 }
 
 #[derive(Clone)]
@@ -170,6 +189,7 @@ impl Iov {
         Iov {
             kind: Kind::One(ptr),
             len,
+            shared: false,
         }
     }
 
@@ -182,12 +202,24 @@ impl Iov {
             return Iov {
                 kind: Kind::One(*ptr),
                 len: *len,
+                shared: false,
             };
         }
         Iov {
             len: segments.iter().map(|s| s.1).sum(),
             kind: Kind::Many(segments.into(), 0),
+            shared: false,
         }
+    }
+
+    /// The same memory, which others may change or read at any time: a guest, another process, or
+    /// a caller that is not trusted to leave it alone. Requests then make no reference to it, which
+    /// costs a copy where data are inflated. What a request does with bytes that change meanwhile
+    /// is not specified, but for that: nothing else is read or written.
+    #[must_use]
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
     }
 
     /// The segments of an array as `readv(2)` takes it.
@@ -228,7 +260,11 @@ impl Iov {
             Kind::One(ptr) => Kind::One(unsafe { ptr.add(start) }),
             Kind::Many(segments, skip) => Kind::Many(segments.clone(), skip + start),
         };
-        Iov { kind, len }
+        Iov {
+            kind,
+            len,
+            shared: self.shared,
+        }
     }
 
     /// The bytes of several ranges (start and length), concatenated.
@@ -239,26 +275,37 @@ impl Iov {
                 .for_each(|ptr, len| segments.push((ptr, len)));
         }
         // SAFETY: the segments are parts of ours, on the same promise.
-        unsafe { Iov::from_segments(&segments) }
+        let iov = unsafe { Iov::from_segments(&segments) };
+        Iov {
+            shared: self.shared,
+            ..iov
+        }
     }
 
     /// The bytes of several, concatenated. The promises of all hold for the result.
     pub(crate) fn concat<'a>(parts: impl Iterator<Item = &'a Iov>) -> Iov {
         let mut segments = Vec::new();
+        let mut shared = false;
         for part in parts {
             part.for_each(|ptr, len| segments.push((ptr, len)));
+            shared |= part.shared;
         }
         // SAFETY: on the promises of the parts.
-        unsafe { Iov::from_segments(&segments) }
+        let iov = unsafe { Iov::from_segments(&segments) };
+        Iov { shared, ..iov }
     }
 
     /// Whether every byte is 0.
     pub(crate) fn is_zero(&self) -> bool {
         let mut zero = true;
         self.for_each(|ptr, len| {
-            // SAFETY: on the promise of the Iov; nothing writes to it here.
-            let bytes = unsafe { std::slice::from_raw_parts(ptr, len) };
-            zero = zero && super::is_zero(bytes);
+            zero = zero
+                && match self.shared {
+                    // SAFETY: valid for len bytes.
+                    true => unsafe { is_zero_by_copies(ptr, len) },
+                    // SAFETY: on the promise of the Iov; nothing writes to it here.
+                    false => super::is_zero(unsafe { std::slice::from_raw_parts(ptr, len) }),
+                };
         });
         zero
     }
@@ -342,15 +389,39 @@ impl Iov {
         });
     }
 
-    /// Calls `f` with the bytes as one slice if they lie in one segment.
+    /// Calls `f` with the bytes as one slice if they lie in one segment, and nobody else may change
+    /// them.
     ///
     /// The slice exists only inside `f`, when no request uses the memory.
     pub(crate) fn with_single_mut<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
-        let (ptr, len) = self.single()?;
+        let (ptr, len) = self.single().filter(|_| !self.shared)?;
         // SAFETY: valid and untouched by others by the promise of the
         // constructor; the slice does not leave `f`.
         Some(f(unsafe { std::slice::from_raw_parts_mut(ptr, len) }))
     }
+}
+
+/// Whether bytes that others may change meanwhile are zero: they are copied and then looked at.
+///
+/// # Safety
+/// `ptr` is valid for reads of `len` bytes.
+unsafe fn is_zero_by_copies(ptr: *const u8, len: usize) -> bool {
+    const PIECE: usize = 4096;
+    let mut copy = [0; PIECE];
+    let mut done = 0;
+    // Most data differ from zero early, so the first piece is short.
+    let mut piece = 128;
+    while done < len {
+        let count = piece.min(len - done);
+        // SAFETY: inside the len bytes; `copy` is other memory, and as long.
+        unsafe { std::ptr::copy_nonoverlapping(ptr.add(done), copy.as_mut_ptr(), count) };
+        if !super::is_zero(&copy[..count]) {
+            return false;
+        }
+        done += count;
+        piece = PIECE;
+    }
+    true
 }
 
 impl fmt::Debug for Iov {

@@ -8,6 +8,7 @@ mod access;
 mod ahead;
 pub(crate) mod blkdebug;
 mod blocks;
+mod budget;
 mod buffer;
 #[cfg(feature = "cache")]
 mod cache;
@@ -51,7 +52,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
-pub(crate) use access::{Reading, begin_read, deallocate, read_pooled, zero_quickly};
+pub(crate) use access::{
+    Reading, ZEROES, begin_read, deallocate, read_pooled, zero_quickly, zeroes,
+};
 pub use access::{
     allocate, discard, extent, flush, punch_hole, read, read_vec, set_len, write, write_slice,
     write_zeroes, zero_range,
@@ -60,6 +63,8 @@ pub(crate) use ahead::Ahead;
 pub(crate) use blkdebug::{Action, Blkdebug, BlkdebugLimits, Injection, IoKinds, Rule};
 pub use blocks::Blocks;
 pub(crate) use blocks::Written;
+pub(crate) use budget::Step;
+pub use budget::{Budget, Reserved};
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
 #[cfg(feature = "cache")]
 pub(crate) use cache::Check;

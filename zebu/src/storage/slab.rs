@@ -6,9 +6,12 @@
 //! pages a region is ordinary memory.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, handle_alloc_error};
+use std::alloc::Layout;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+use super::buffer::no_memory;
 
 /// Bytes of a huge page of x86-64 and, with pages of 4 KiB, of aarch64.
 pub(super) const HUGE: usize = 2 << 20;
@@ -27,14 +30,16 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// At least `length` bytes, from a multiple of [`HUGE`] on.
-    pub(super) fn new(length: usize) -> Self {
-        // Refuses what is too long to be rounded up.
-        let layout = Layout::from_size_align(length, HUGE).expect("a length below isize::MAX");
+    ///
+    /// # Errors
+    /// There is no memory, or the length cannot be rounded up.
+    pub(super) fn new(length: usize) -> io::Result<Self> {
+        let layout = Layout::from_size_align(length, HUGE).map_err(|_| no_memory())?;
         let layout = layout.pad_to_align();
-        Region {
-            memory: map(layout),
+        Ok(Region {
+            memory: map(layout)?,
             length: layout.size(),
-        }
+        })
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {
@@ -59,23 +64,26 @@ pub(super) struct Slab {
 impl Slab {
     /// A zeroed piece of `length` bytes, at most [`HUGE`], and the region that it is part of.
     /// Pieces do not overlap.
-    pub(super) fn cut(&mut self, length: usize) -> (NonNull<u8>, Arc<Region>) {
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(super) fn cut(&mut self, length: usize) -> io::Result<(NonNull<u8>, Arc<Region>)> {
         assert!(length <= HUGE, "a piece of a huge page");
         let fits = |(_, used): &(Arc<Region>, usize)| HUGE - used >= length;
         let (region, used) = match self.current.take().filter(fits) {
             Some(current) => current,
-            None => (Arc::new(Region::new(HUGE)), 0),
+            None => (Arc::new(Region::new(HUGE)?), 0),
         };
         // SAFETY: it is inside the region.
         let piece = unsafe { region.start().add(used) };
         self.current = Some((region.clone(), used + length));
-        (piece, region)
+        Ok((piece, region))
     }
 }
 
 /// New memory, zero, that starts at a multiple of [`HUGE`], which its length is one of, too.
 #[cfg(not(miri))]
-fn map(layout: Layout) -> NonNull<u8> {
+fn map(layout: Layout) -> io::Result<NonNull<u8>> {
     let length = layout.size();
     let (access, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
@@ -85,7 +93,7 @@ fn map(layout: Layout) -> NonNull<u8> {
     // SAFETY: a new mapping has no other user.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), length + HUGE, access, flags, -1, 0) };
     if start == libc::MAP_FAILED {
-        handle_alloc_error(layout);
+        return Err(no_memory());
     }
     let before = start.cast::<u8>().align_offset(HUGE);
     // SAFETY: `length` bytes from `before` on are inside the mapping; the rest of it is
@@ -98,7 +106,7 @@ fn map(layout: Layout) -> NonNull<u8> {
         libc::munmap(memory.byte_add(length), HUGE - before);
         // Without huge pages it is ordinary memory.
         libc::madvise(memory, length, libc::MADV_HUGEPAGE);
-        NonNull::new_unchecked(memory.cast())
+        Ok(NonNull::new_unchecked(memory.cast()))
     }
 }
 
@@ -112,10 +120,10 @@ unsafe fn unmap(memory: NonNull<u8>, length: usize) {
 
 // Miri has no madvise and unmaps only what was mapped at once.
 #[cfg(miri)]
-fn map(layout: Layout) -> NonNull<u8> {
+fn map(layout: Layout) -> io::Result<NonNull<u8>> {
     // SAFETY: the length is not zero.
     let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-    NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout))
+    NonNull::new(memory).ok_or_else(no_memory)
 }
 
 #[cfg(miri)]
@@ -136,7 +144,7 @@ mod tests {
         let mut pieces = Vec::new();
         for i in 0..if cfg!(miri) { 6 } else { 60 } {
             let length = 4096 << (i % 10);
-            let (piece, region) = slab.cut(length);
+            let (piece, region) = slab.cut(length).unwrap();
             assert_eq!(piece.as_ptr() as usize % 4096, 0);
             pieces.push((piece, length, i as u8 + 1, region));
             // SAFETY: the piece is ours, and has that length.

@@ -106,7 +106,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(device: Arc<Device>, queue: Queue, plan: &Plan, index: u64) -> Run {
+    fn new(device: Arc<Device>, queue: Queue, plan: &Plan, index: u64) -> zebu::Result<Run> {
         let size = plan.size as usize;
         let offsets = Offsets::new(plan, device.size(), index);
         let depth = plan.depth.min(plan.count);
@@ -120,14 +120,13 @@ impl Run {
             flushes: RefCell::default(),
             error: RefCell::new(None),
         };
-        Run {
+        // Touched here, so that no page fault is measured.
+        let buffers = (0..depth).map(|_| touched(size, plan.pattern.unwrap_or(UNREAD)));
+        Ok(Run {
             share: Rc::new(share),
             writes: plan.pattern.is_some(),
-            // Touched here, so that no page fault is measured.
-            buffers: (0..depth)
-                .map(|_| touched(size, plan.pattern.unwrap_or(UNREAD)))
-                .collect(),
-        }
+            buffers: buffers.collect::<zebu::Result<_>>()?,
+        })
     }
 
     /// Makes all requests.
@@ -153,15 +152,15 @@ impl Run {
     }
 }
 
-fn touched(size: usize, byte: u8) -> Buffer {
-    let mut buffer = Buffer::new(size);
+fn touched(size: usize, byte: u8) -> zebu::Result<Buffer> {
+    let mut buffer = Buffer::try_new(size)?;
     buffer.fill(byte);
-    buffer
+    Ok(buffer)
 }
 
 /// Executes all requests on this thread. Returns the time.
 pub fn measure(device: Arc<Device>, queue: Queue, plan: &Plan) -> Result<Duration, Failure> {
-    let run = Run::new(device, queue, plan, 0);
+    let run = Run::new(device, queue, plan, 0).map_err(|e| request_failed(&e))?;
     let start = Instant::now();
     run.finish().map_err(|e| request_failed(&e))?;
     Ok(start.elapsed())
@@ -180,7 +179,8 @@ pub fn measure_threads(
                 let (device, ready) = (device.clone(), &ready);
                 scope.spawn(move || {
                     let run = queue(engine)
-                        .map(|queue| Run::new(device, queue, &plan.share(index), index));
+                        .map_err(zebu::Error::from)
+                        .and_then(|queue| Run::new(device, queue, &plan.share(index), index));
                     ready.wait();
                     run?.finish()
                 })

@@ -120,11 +120,11 @@ impl OpenImage {
         offset <= size && length <= size - offset
     }
 
-    /// A buffer of at least `length` bytes of any content.
-    pub fn take_buffer(&mut self, length: usize) -> Buffer {
+    /// A buffer of at least `length` bytes of any content. An error: there is no memory.
+    pub fn take_buffer(&mut self, length: usize) -> zebu::Result<Buffer> {
         match self.spare.take() {
-            Some(buffer) if buffer.len() >= length => buffer,
-            _ => Buffer::new(length),
+            Some(buffer) if buffer.len() >= length => Ok(buffer),
+            _ => Ok(Buffer::try_new(length)?),
         }
     }
 

@@ -239,7 +239,9 @@ fn read_now(session: &mut Session, verb: &str, report: &Report, count: usize) ->
     image
         .copy_up(report.offset, count as u64)
         .map_err(|error| Failure::Out(explain(&out, verb, &error)))?;
-    let buffer = image.take_buffer(count);
+    let buffer = image
+        .take_buffer(count)
+        .map_err(|error| Failure::Out(explain(&out, verb, &error)))?;
     let reading = image
         .device
         .read_buffer(&image.queue, report.offset, buffer, count);
@@ -293,12 +295,14 @@ fn aio_read(session: &mut Session, args: &[&str]) -> Outcome {
 
 /// Reads, and prints when done.
 async fn read_later(device: Rc<Device>, queue: Queue, out: Output, report: Report, count: usize) {
-    let buffer = Buffer::new(count);
-    let (buffer, result) = device
-        .read_buffer(&queue, report.offset, buffer, count)
-        .await;
-    match result {
-        Ok(()) => drop(report.print(&out, &buffer[..count])),
+    let read = async {
+        let buffer = Buffer::try_new(count)?;
+        let reading = device.read_buffer(&queue, report.offset, buffer, count);
+        let (buffer, result) = reading.await;
+        result.map(|()| buffer)
+    };
+    match read.await {
+        Ok(buffer) => drop(report.print(&out, &buffer[..count])),
         Err(error) => {
             let text = explain(&out, "readv", &error);
             out.print(format_args!("{text}\n"));
@@ -318,7 +322,9 @@ fn read_vm_state(session: &mut Session, report: &Report, count: usize) -> Outcom
     if image.device.top().as_qcow2().is_none() {
         return Err(Failure::Out(failed("read", libc::EOPNOTSUPP)));
     }
-    let buffer = image.take_buffer(count);
+    let buffer = image
+        .take_buffer(count)
+        .map_err(|error| Failure::Out(explain(&out, "read", &error)))?;
     let reading = image
         .device
         .read_vm_state(&image.queue, report.offset, buffer, count);

@@ -61,7 +61,10 @@ impl Request {
         if !to_vm_state && !image.has_range(self.offset, self.count) {
             return Err(Failure::Out(failed(self.verb, libc::EIO)));
         }
-        let buffer = self.filled(image.take_buffer(self.buffer_length()));
+        let buffer = image
+            .take_buffer(self.buffer_length())
+            .map_err(|error| Failure::Out(explain(&out, self.verb, &error)))?;
+        let buffer = self.filled(buffer);
         let start = Instant::now();
         let (buffer, result) = match to_vm_state {
             true => image.write_vm_state(self.offset, buffer, self.count as usize),
@@ -95,9 +98,11 @@ impl Request {
 
     /// Makes the request and reports.
     async fn finish(self, device: Rc<Device>, queue: Queue, out: Output) {
-        let buffer = self.filled(Buffer::new(self.buffer_length()));
         let start = Instant::now();
-        let (_, result) = self.make(&device, &queue, buffer).await;
+        let result = match Buffer::try_new(self.buffer_length()) {
+            Ok(buffer) => self.make(&device, &queue, self.filled(buffer)).await.1,
+            Err(error) => Err(error.into()),
+        };
         match result {
             Ok(()) => self.report(&out, start),
             Err(error) => {

@@ -219,8 +219,17 @@ impl Image {
     /// Gives the entry `index` of the L1 table an L2 table of its own.
     async fn make_table(&self, queue: &Queue, index: u64, guest: u64) -> Result<()> {
         let writer = self.writer()?;
-        let _held = writer.tables.hold(index..index + 1).await;
         let size = self.geometry.cluster_size();
+        // Before the table is held. A copy is in memory twice.
+        let _memory = match self.l1.get(index).without_reserved().raw_offset().0 {
+            0 => None,
+            _ => {
+                queue
+                    .reserve(storage::Step::Margins, 2 * size as usize)
+                    .await
+            }
+        };
+        let _held = writer.tables.hold(index..index + 1).await;
         let entry = self.l1.get(index).without_reserved();
         if entry.raw_offset().0 != 0 && entry.copied() {
             return Ok(());

@@ -58,7 +58,7 @@ impl Image {
         }
         self.as_own_task(queue, async move |image, queue| {
             let load = async || {
-                image.spend(u64::from(data.inflater.size))?;
+                image.spend(data.work())?;
                 inflate(queue, &*image.file, guest, data).await
             };
             image.inflated.get_or_load(key, load).await

@@ -244,18 +244,18 @@ impl Shared {
     async fn inflate(&self, queue: &Queue, guest: u64, data: CompressedData) -> Result<Vec<u8>> {
         let region = self.region(guest);
         let sparse = region.sparse().ok_or_else(closed)?;
-        self.spend(data.inflater.size.into())?;
+        self.spend(data.work())?;
         let result = inflate(queue, &*region.file, guest, data).await;
         let rest = sparse.file_len().saturating_sub(data.host.0);
         let longest = u64::from(sparse.longest()).min(rest) as u32;
         match result {
             Err(Error::Compressed { .. }) if data.length < longest => {
-                self.spend(data.inflater.size.into())?;
                 let data = CompressedData {
                     length: longest,
                     slack: longest,
                     ..data
                 };
+                self.spend(data.work())?;
                 inflate(queue, &*region.file, guest, data).await
             }
             result => result,

@@ -41,10 +41,15 @@ impl Memory {
 
     /// A copy of the bytes in memory of its own.
     fn copied(&self) -> Self {
-        let mut own = Vec::with_capacity(self.pieces.iter().map(|piece| piece.1).sum());
+        let mut own: Vec<u8> = Vec::with_capacity(self.pieces.iter().map(|piece| piece.1).sum());
         self.each(0, usize::MAX, |ptr, length| {
-            // SAFETY: valid on the promise of the Iov; reading alone.
-            own.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, length) });
+            let done = own.len();
+            // SAFETY: valid on the promise of the Iov, and copied without a reference, since others
+            // may change it; `own` has the capacity for all pieces.
+            unsafe {
+                std::ptr::copy_nonoverlapping(ptr, own.as_mut_ptr().add(done), length);
+                own.set_len(done + length);
+            }
         });
         let pieces = vec![(own.as_mut_ptr(), own.len())];
         Memory { pieces, _own: own }
@@ -82,7 +87,9 @@ impl Memory {
             let length = length.min(limit - total);
             if length > 0 {
                 // SAFETY: valid on the promise of the Iov, and nothing else
-                // touches it while the slice, which borrows `self`, is there.
+                // touches it while the slice, which borrows `self`, is there. But for memory that is
+                // shared: the slice is no more than an `iovec` for the kernel, or the target of a
+                // copy of what TLS has decrypted, and is not read.
                 out.push(IoSliceMut::new(unsafe {
                     std::slice::from_raw_parts_mut(ptr, length)
                 }));
@@ -95,7 +102,8 @@ impl Memory {
     /// The bytes from `start` on, to be sent: perhaps not all of them.
     pub(super) fn send_from<'a>(&'a self, start: usize, out: &mut Vec<IoSlice<'a>>) {
         self.each(start, MOST_PIECES, |ptr, length| {
-            // SAFETY: as above; reading alone.
+            // SAFETY: as above; reading alone. If it changes meanwhile, other bytes are sent, by the
+            // kernel or as the plaintext of a record, which is read once.
             out.push(IoSlice::new(unsafe {
                 std::slice::from_raw_parts(ptr, length)
             }));

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
+use super::buffer::Buffer;
 use super::engine::Op;
 use super::engine::{Completion, Engine, Token};
 use batch::Batch;
@@ -63,6 +64,8 @@ pub struct Queue {
     /// Whether the queue's tasks run as long as this handle exists. Handles inside
     /// the queue's own tasks and operations do not count.
     keeps: bool,
+    /// In how many images the one is stored whose requests use this handle.
+    depth: u8,
 }
 
 impl Clone for Queue {
@@ -73,6 +76,7 @@ impl Clone for Queue {
         Queue {
             inner: self.inner.clone(),
             keeps: self.keeps,
+            depth: self.depth,
         }
     }
 }
@@ -143,6 +147,7 @@ impl Queue {
     /// A queue with this engine instead of that of the options.
     fn with_engine(options: QueueOptions, engine: Box<dyn Engine>) -> Queue {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
+        let buffers = BufferPool::new(options.keep);
         let inner = Rc::new(Inner {
             options,
             slots: RefCell::default(),
@@ -165,11 +170,15 @@ impl Queue {
             ending: Cell::new(false),
             spawned: Cell::new(0),
             draining: RefCell::default(),
-            buffers: BufferPool::new(),
+            buffers,
             thread: std::thread::current().id(),
             number: QUEUES.fetch_add(1, Ordering::Relaxed),
         });
-        Queue { inner, keeps: true }
+        Queue {
+            inner,
+            keeps: true,
+            depth: 0,
+        }
     }
 
     /// A handle for the queue's own tasks and operations.
@@ -177,7 +186,20 @@ impl Queue {
         Queue {
             inner: self.inner.clone(),
             keeps: false,
+            depth: self.depth,
         }
+    }
+
+    /// A handle for requests to an image in which the one is stored that this handle is for.
+    pub(crate) fn for_image_below(&self) -> Queue {
+        let mut queue = self.for_itself();
+        queue.depth = queue.depth.saturating_add(1);
+        queue
+    }
+
+    /// In how many images the one is stored whose requests use this handle.
+    pub(super) fn depth(&self) -> u8 {
+        self.depth
     }
 
     /// A number that no other queue of the process has, counted from 0.
@@ -191,11 +213,30 @@ impl Queue {
         &self.inner.options
     }
 
+    /// Bytes that a buffer of `len` bytes takes.
+    #[doc(hidden)]
+    pub fn pooled(len: usize) -> usize {
+        BufferPool::taken(len)
+    }
+
     /// A buffer of at least `len` bytes from the queue's pool, to which it returns when it is
-    /// dropped. Its content is unspecified.
+    /// dropped. Its content is unspecified. Aborts if there is no memory, as [`Buffer::new`] does.
     pub fn buffer(&self, len: usize) -> PoolBuffer {
+        let buffer = self.inner.buffers.take(len);
+        self.pool_buffer(buffer.unwrap_or_else(|_| Buffer::new(len)))
+    }
+
+    /// As [`Queue::buffer`].
+    ///
+    /// # Errors
+    /// `ENOMEM` if there is no memory.
+    pub fn try_buffer(&self, len: usize) -> std::io::Result<PoolBuffer> {
+        Ok(self.pool_buffer(self.inner.buffers.take(len)?))
+    }
+
+    fn pool_buffer(&self, buffer: Buffer) -> PoolBuffer {
         PoolBuffer {
-            buffer: Some(self.inner.buffers.take(len)),
+            buffer: Some(buffer),
             queue: self.for_itself(),
         }
     }

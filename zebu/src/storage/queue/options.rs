@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::super::Budget;
 use super::super::engine::EngineKind;
 
 options! {
@@ -29,6 +30,13 @@ options! {
         pub aio_max_batch: u32,
         /// How long a server's thread polls at most before it sleeps; zero: it does not.
         pub poll: Duration,
+        /// What requests may take for copies of clusters, inflated data and bounce buffers, shared
+        /// with other queues; they wait when it is used up. None: as much as they need. With it,
+        /// every request must be polled until it ends or be dropped: one that is kept or forgotten
+        /// may hold memory that others wait for.
+        pub memory: Option<Budget>,
+        /// Bytes of idle buffers that are kept for the next requests at most.
+        pub keep: usize,
     }
 }
 
@@ -48,6 +56,8 @@ impl Default for QueueOptions {
             force_async: 0,
             aio_max_batch: 2,
             poll: Duration::ZERO,
+            memory: None,
+            keep: 8 << 20,
         }
     }
 }

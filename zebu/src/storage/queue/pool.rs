@@ -1,6 +1,7 @@
 //! The buffers of a queue, which are used again.
 
 use std::cell::RefCell;
+use std::io;
 
 use super::super::buffer::{BUFFER_ALIGN, Buffer, OwnedBuffer, sealed};
 use super::super::slab::Slab;
@@ -56,8 +57,9 @@ impl OwnedBuffer for PoolBuffer {
 
 /// Buffers kept for reuse by one queue, in classes of powers of two.
 ///
-/// Holds at most [`BufferPool::KEEP`] bytes of idle buffers.
+/// Holds at most `keep` bytes of idle buffers.
 pub(super) struct BufferPool {
+    keep: usize,
     free: RefCell<Free>,
 }
 
@@ -71,11 +73,10 @@ struct Free {
 impl BufferPool {
     /// Up to a huge page.
     const CLASSES: usize = 10;
-    /// Idle bytes kept at most.
-    const KEEP: usize = 8 << 20;
 
-    pub(super) fn new() -> Self {
+    pub(super) fn new(keep: usize) -> Self {
         BufferPool {
+            keep,
             free: RefCell::new(Free {
                 classes: Default::default(),
                 bytes: 0,
@@ -90,17 +91,28 @@ impl BufferPool {
             .trailing_zeros() as usize
     }
 
+    /// The length of the buffer that [`BufferPool::take`] returns.
+    pub(super) fn taken(len: usize) -> usize {
+        match Self::class(len.max(1)) {
+            class if class >= Self::CLASSES => len,
+            class => BUFFER_ALIGN << class,
+        }
+    }
+
     /// A buffer of at least `len` bytes, its content unspecified.
-    pub(super) fn take(&self, len: usize) -> Buffer {
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(super) fn take(&self, len: usize) -> io::Result<Buffer> {
         let class = Self::class(len.max(1));
         if class >= Self::CLASSES {
-            return Buffer::new(len);
+            return Buffer::try_new(len);
         }
         let mut free = self.free.borrow_mut();
         match free.classes[class].pop() {
             Some(buffer) => {
                 free.bytes -= buffer.len();
-                buffer
+                Ok(buffer)
             }
             None => Buffer::cut(&mut free.slab, BUFFER_ALIGN << class),
         }
@@ -112,7 +124,7 @@ impl BufferPool {
         let mut free = self.free.borrow_mut();
         if class < Self::CLASSES
             && buffer.len() == BUFFER_ALIGN << class
-            && free.bytes + buffer.len() <= Self::KEEP
+            && free.bytes + buffer.len() <= self.keep
         {
             free.bytes += buffer.len();
             free.classes[class].push(buffer);
@@ -127,15 +139,15 @@ mod tests {
 
     #[test]
     fn buffers_are_reused_and_bounded() {
-        let pool = BufferPool::new();
-        let a = pool.take(5000);
+        let pool = BufferPool::new(8 << 20);
+        let a = pool.take(5000).unwrap();
         assert_eq!(a.len(), 8192);
         let at = a.as_ptr();
         pool.give(a);
-        assert_eq!(pool.take(8192).as_ptr(), at);
+        assert_eq!(pool.take(8192).unwrap().as_ptr(), at);
         for _ in 0..64 {
             pool.give(Buffer::new(1 << 20));
         }
-        assert!(pool.free.borrow().bytes <= BufferPool::KEEP);
+        assert!(pool.free.borrow().bytes <= 8 << 20);
     }
 }
