@@ -12,9 +12,9 @@ use std::sync::Arc;
 #[cfg(feature = "object-store")]
 use zebu::block::StoreSpec;
 use zebu::block::{Device, FileDriver, FileSpec, Layer, NbdSpec};
-use zebu::storage::{FileStamp, OpenFile, Storage};
+use zebu::storage::{self, FileStamp, OpenFile, Storage};
 
-use crate::{objects, streams};
+use crate::{objects, open, streams};
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
@@ -111,10 +111,15 @@ pub fn refused_open(sources: &[Device], targets: &[Arc<dyn Storage>]) -> Option<
 
 /// Why a target is not written that may be the file `read`, if one of them is on another machine.
 /// Files of the same size and time of change are told apart by a change of the target's time, which
-/// is undone.
+/// is undone; exports, which have no times, by [`same_bytes`].
 pub fn same_elsewhere(read: &dyn Storage, target: &dyn Storage) -> Option<&'static str> {
     if !read.is_remote() && !target.is_remote() {
         return None;
+    }
+    if read.nbd().is_some() || target.nbd().is_some() {
+        let same = same_bytes(read, target);
+        // What cannot be read fails with its own message later.
+        return same.unwrap_or(None);
     }
     let (read_now, target_now) = (read.stamp()?.ok()?, target.stamp()?.ok()?);
     let key = |stamp: FileStamp| (stamp.size, stamp.seconds);
@@ -135,13 +140,56 @@ pub fn same_elsewhere(read: &dyn Storage, target: &dyn Storage) -> Option<&'stat
     follows.then_some(READ_FROM)
 }
 
+/// Why a target is not written that has the bytes of `read`, where one of them is an export of an NBD
+/// server. A server may have many names and a file many exports, and nothing of the protocol tells
+/// which are one. So their content is compared in three places; where it is the same, a byte of the
+/// target is changed, which is seen in the source if they are one, and changed back. The target
+/// would be overwritten anyhow; the source would be, too, without this.
+fn same_bytes(read: &dyn Storage, target: &dyn Storage) -> io::Result<Option<&'static str>> {
+    const PIECE: u64 = 64 << 10;
+    // Servers round the sizes of files up to blocks.
+    let blocks = |length: u64| length.div_ceil(4096);
+    let length = read.len()?.min(target.len()?);
+    if length == 0 || blocks(read.len()?) != blocks(target.len()?) {
+        return Ok(None);
+    }
+    let queue = open::queue().map_err(|_| io::ErrorKind::Other)?;
+    let piece = |of: &dyn Storage, at: u64| {
+        let count = PIECE.min(length - at) as usize;
+        queue.block_on(storage::read_vec(of, &queue, at, count))
+    };
+    let middle = length / 2 / 4096 * 4096;
+    for at in [0, middle, length.saturating_sub(PIECE) / 4096 * 4096] {
+        let before = piece(read, at)?;
+        // Someone else may write to it meanwhile.
+        if before != piece(target, at)? && before == piece(read, at)? {
+            return Ok(None);
+        }
+    }
+    let at = middle;
+    let old = piece(target, at)?;
+    let write = |byte: u8| queue.block_on(storage::write_slice(target, &queue, at, &[byte]));
+    if write(!old[0]).is_err() {
+        // Whether it is refused or has failed, it may have happened.
+        let _ = write(old[0]);
+        return Ok(None);
+    }
+    let seen = piece(read, at);
+    // A second attempt goes over a new connection, if the first one was lost.
+    write(old[0]).or_else(|_| write(old[0]))?;
+    let follows = seen?[0] == !old[0];
+    Ok(follows.then_some(READ_FROM))
+}
+
 /// [`same_elsewhere`] of the local file of this name, if it can be opened, and one that is open: the
 /// time of the local one is set.
 pub fn file_elsewhere(path: &Path, other: &dyn Storage) -> Option<&'static str> {
     if !other.is_remote() {
         return None;
     }
-    let opened = FileSpec::new(path).open(OpenFile::default(), &objects::all());
+    // A byte of it is changed to learn that.
+    let how = OpenFile::default().write(other.nbd().is_some());
+    let opened = FileSpec::new(path).open(how, &objects::all());
     same_elsewhere(other, &*opened.ok()?.storage())
 }
 
@@ -238,8 +286,7 @@ pub fn reads_object(sources: &[Device], target: &StoreSpec) -> bool {
 }
 
 fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
-    let same = |nbd: &NbdSpec| (&nbd.server, &nbd.export) == (&target.server, &target.export);
-    files(sources).any(|file| file.nbd().is_some_and(same))
+    files(sources).any(|file| file.nbd().is_some_and(|nbd| nbd.is_same(target)))
 }
 
 /// Whether what is written is a file or a device of this machine.

@@ -14,7 +14,7 @@ use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions, one_name, rate, target_cache};
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
-use crate::{open, output};
+use crate::{open, output, same_file};
 
 /// Commit image to its backing file
 #[derive(Parser)]
@@ -86,6 +86,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         &mut open::messages(std::io::stderr()),
     )
     .map_err(|e| open::failure(name, &e))?;
+    // By another name: the chain has each name once.
+    if let Some(why) = same_file::refused_open(std::slice::from_ref(&top), &base.top().storages()) {
+        progress.finish(false);
+        let name = base.top().spec.display_name();
+        return Err(Failure::new(format!("'{}': {why}", name.shown())));
+    }
     commit(&queue, &arguments, top, base, rate, &mut progress)
 }
 

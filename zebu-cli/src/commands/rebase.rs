@@ -15,7 +15,7 @@ use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
 use crate::printed::{Shown, printable};
 use crate::progress::{Progress, interrupted};
-use crate::{open, signals, untrusted};
+use crate::{open, same_file, signals, untrusted};
 
 /// Change backing file of the image
 #[derive(Parser)]
@@ -107,6 +107,9 @@ fn open_and_rebase(
             "Could not change the backing file to '{}': backing format must be specified",
             name.shown()
         )));
+    }
+    if let Some(why) = same_file::refused_open(new.as_slice(), &overlay.top().storages()) {
+        return Err(Failure::new(format!("'{}': {why}", name.shown())));
     }
     rebase(
         invocation, &queue, arguments, overlay, new, backing, progress,

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::storage::file::identity;
 use crate::storage::nbd::NbdServer;
 use crate::tls::TlsCredentials;
 
@@ -57,6 +58,24 @@ impl NbdSpec {
             (None, NbdServer::Tcp { host, .. }) => Some(host),
             (None, NbdServer::Unix(_)) => None,
         }
+    }
+
+    /// Whether both are one export, as far as their names tell: of one socket, also by its links, or of
+    /// one address. Blocks, if a host's address must be found.
+    pub fn is_same(&self, other: &NbdSpec) -> bool {
+        self.export == other.export
+            && match (&self.server, &other.server) {
+                (one, two) if one == two => true,
+                (NbdServer::Unix(one), NbdServer::Unix(two)) => {
+                    let found = |path: &Path| Some(identity(&std::fs::metadata(path).ok()?));
+                    found(one).is_some_and(|own| found(two) == Some(own))
+                }
+                (NbdServer::Tcp { .. }, NbdServer::Tcp { .. }) => {
+                    let (one, two) = (self.server.addresses(), other.server.addresses());
+                    one.is_ok_and(|one| two.is_ok_and(|two| one.iter().any(|at| two.contains(at))))
+                }
+                _ => false,
+            }
     }
 
     /// Its name, as QEMU shows it.

@@ -2,10 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::wire::resolve;
 use crate::printable;
 use crate::storage::CacheMode;
 use crate::tls::ClientTls;
@@ -26,6 +29,16 @@ pub enum NbdServer {
         /// Its number, or a name of the system's list of services.
         port: String,
     },
+}
+
+impl NbdServer {
+    /// The addresses of a server of TCP. Blocks.
+    pub(crate) fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            NbdServer::Unix(_) => Ok(Vec::new()),
+            NbdServer::Tcp { host, port } => resolve(host, port),
+        }
+    }
 }
 
 impl fmt::Display for NbdServer {

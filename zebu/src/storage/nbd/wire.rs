@@ -105,7 +105,7 @@ fn connect_unix(address: &SockAddr, deadline: Instant) -> io::Result<Socket> {
     }
 }
 
-fn resolve(host: &str, port: &str) -> io::Result<Vec<std::net::SocketAddr>> {
+pub(super) fn resolve(host: &str, port: &str) -> io::Result<Vec<std::net::SocketAddr>> {
     let number = port.parse().or_else(|_| match port {
         "nbd" => Ok(crate::nbd::DEFAULT_PORT),
         _ => Err(io::Error::new(
