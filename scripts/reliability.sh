@@ -153,8 +153,10 @@ if begin new-images; then
     ZEBU_NEW_IMAGES=${ZEBU_NEW_IMAGES:-$(of 6 60 600)}
     export ZEBU_NEW_IMAGES
     library --test crash -- --nocapture new_images
-    program --test cli -- --nocapture new_formats::
-    unset ZEBU_NEW_IMAGES
+    ZEBU_OLD_CONTENT=${ZEBU_OLD_CONTENT:-$(of 12 100 1000)} ZEBU_WRITTEN_NAMES=${ZEBU_WRITTEN_NAMES:-$(of 60 1000 10000)}
+    export ZEBU_OLD_CONTENT ZEBU_WRITTEN_NAMES
+    program --test cli -- --nocapture new_formats:: old_content:: written_names::
+    unset ZEBU_NEW_IMAGES ZEBU_OLD_CONTENT ZEBU_WRITTEN_NAMES
     end "conversions, and states of new images"
 fi
 if begin formats; then

@@ -437,7 +437,14 @@ fn onto(
     let data_file = format!("data_file={}", as_value(&target));
     let input = input(source, rng);
     let mut args;
-    match rng.below(8) {
+    match rng.below(9) {
+        8 if is_here && is_plain => {
+            // The number of a server's process.
+            let socket = named_plainly(&own.join("socket"), shell, cwd);
+            args = words(&["vhost-user-blk", "-r", "--socket-path", &socket, "-f"]);
+            let target = target.strip_prefix("file:").unwrap_or(&target);
+            args.extend(words(&[source.format, "--pid-file", target, &source.name]));
+        }
         0 if is_plain => {
             args = words(&["create", "-b", &absolute, "-F", source.format, "-f"]);
             match (source.format, rng.below(3)) {
