@@ -31,6 +31,9 @@ pub struct Arguments {
     /// Do not empty the image
     #[arg(short = 'd', long)]
     drop: bool,
+    /// Go on although internal snapshots that show data of the backing file change with it
+    #[arg(long)]
+    change_snapshots: bool,
     /// Rate limit in bytes per second
     #[arg(short = 'r', long, value_name = "RATE")]
     rate: Option<String>,
@@ -105,6 +108,7 @@ fn commit(
 ) -> Outcome {
     let options = CommitOptions::default()
         .empty(!arguments.drop && arguments.base.is_none())
+        .change_snapshots(arguments.change_snapshots)
         .rate(rate);
     let result = jobs::commit(queue, top, base, &options, |now| progress.set(now.done));
     progress.finish(result.is_ok());
@@ -113,6 +117,7 @@ fn commit(
             let failed = || Failure::new(format!("Block job failed: {}", e.reason()));
             interrupted("no image has lost anything").unwrap_or_else(failed)
         }
+        CommitError::Snapshot(e) => super::snapshot::would_change(&e),
         other => Failure::new(other.to_string()),
     })?;
     if !arguments.quiet {

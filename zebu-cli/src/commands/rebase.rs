@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Change the name only, also if the content changes with it
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
+    /// Go on although internal snapshots that show data of the backing file change with it
+    #[arg(long)]
+    change_snapshots: bool,
     /// Compress the data that are written
     #[arg(short = 'c', long)]
     compress: bool,
@@ -130,7 +133,9 @@ fn rebase(
         jobs::rebase_unsafe(queue, overlay, backing.as_ref())
     } else {
         progress.job(overlay.size());
-        let options = RebaseOptions::default().compress(arguments.compress);
+        let options = RebaseOptions::default()
+            .compress(arguments.compress)
+            .change_snapshots(arguments.change_snapshots);
         let tell = |now: jobs::Progress| progress.set(now.done);
         jobs::rebase(queue, overlay, new, backing.as_ref(), &options, tell)
     };
@@ -144,6 +149,7 @@ fn rebase(
             let failed = || Failure::new(zebu::strerror(&e).to_string());
             interrupted("the image has its old backing file").unwrap_or_else(failed)
         }
+        RebaseError::Snapshot(e) => super::snapshot::would_change(&e),
         other => Failure::new(other.to_string()),
     })?;
     Ok(0)

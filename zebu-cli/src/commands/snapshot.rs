@@ -104,6 +104,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     Ok(0)
 }
 
+/// The failure of a command that would change a snapshot, or cannot tell.
+pub fn would_change(error: &Error) -> Failure {
+    Failure::new(format!(
+        "{error}; copy it to an image of its own if it is needed ('convert -l'), and delete it \
+         ('snapshot -d'), or use --change-snapshots"
+    ))
+}
+
 fn snapshots(device: &Device) -> &[Snapshot] {
     let image = device.top().as_qcow2();
     image.map_or(&[], |image| image.snapshots())

@@ -239,7 +239,7 @@ fn no_quiet_command_shows_progress() {
         "amend -p -q -o lazy_refcounts=on top.qcow2",
         "rebase -p -q -b base.raw -F raw other.qcow2",
         "backup -p -q top.qcow2 --to set",
-        "commit -p -q other.qcow2",
+        "commit -p -q --change-snapshots other.qcow2",
     ] {
         let (mut ours, theirs) = terminal();
         let handle = || Stdio::from(theirs.try_clone().unwrap());

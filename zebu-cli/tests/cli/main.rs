@@ -66,6 +66,7 @@ mod resize;
 mod server_memory;
 mod snapshot;
 mod source_changes;
+mod snapshot_views;
 mod ssh;
 mod stopped;
 mod storage_daemon;

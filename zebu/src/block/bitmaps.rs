@@ -142,8 +142,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such bitmap, or if it is inconsistent. [`Error::Format`]
-    /// if it is damaged. [`Error::Io`] if it cannot be read.
+    /// [`Error::Refused`] if there is no such bitmap, if it is inconsistent, or if the device is a
+    /// snapshot of the image: bitmaps tell what changed in the active disk. [`Error::Format`] if it
+    /// is damaged. [`Error::Io`] if it cannot be read.
     pub async fn bitmap(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<DirtyBits> {
         let name = name.as_ref();
         match self.top().as_qcow2() {

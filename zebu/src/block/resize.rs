@@ -166,6 +166,7 @@ impl Device {
         let kept = size.next_multiple_of(image.geometry().cluster_size());
         image.check_unmap(kept)?;
         image.announce(queue, 0..0).await?;
+        image.store_sizes(queue).await?;
         image.finish_writing(queue).await?;
         if is_broken(Rule::SizeBeforeTail) {
             image.unmap_from(queue, kept).await?;
@@ -210,6 +211,7 @@ impl Device {
             other => other,
         };
         image.announce(queue, 0..0).await?;
+        image.store_sizes(queue).await?;
         let data_len = match image.header().has_data_file() {
             true => Some(image.data().len()?),
             false => None,

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{FormatError, Header};
+use super::{AUTOCLEAR_KNOWN, FormatError, Header};
 
 /// Bytes that a disk writes as a whole or not at all.
 const SECTOR: usize = 512;
@@ -39,12 +39,14 @@ impl Header {
     }
 
     /// How to put this header in the place of `old`, of which the file has
-    /// `bytes`. The backing file name may go to another place.
+    /// `bytes`. The backing file name may go to another place. Autoclear bits that are not known
+    /// are cleared: the image changes.
     ///
     /// There is no safe way where the extensions alone are longer than a sector
     /// and change there, or the cluster has no space for two names: then all
     /// is written at once.
     pub fn replace(&mut self, old: &Header, bytes: &[u8]) -> Result<Replacement, FormatError> {
+        self.autoclear &= AUTOCLEAR_KNOWN;
         self.place_backing_name()?;
         let (old_extensions, old_name) = used(old);
         let in_use = |at: usize| at < old_extensions || old_name.contains(&at);

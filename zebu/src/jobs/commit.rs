@@ -6,6 +6,7 @@
 use super::amend::header::read_header;
 use super::amend::refcounts::used_end;
 use super::progress::{IntoControlFlow, Progress};
+use super::snapshots::refuse_change_behind;
 use super::target::Target;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
@@ -19,6 +20,9 @@ options! {
     pub struct CommitOptions {
         /// Empty the top image when its content is in the base.
         pub empty: bool,
+        /// Go on although internal snapshots of the upper images show the base where they have
+        /// nothing of their own, and so change with it.
+        pub change_snapshots: bool,
         /// Bytes of data a second at most.
         pub rate: Option<u64>,
         /// How I/O is done.
@@ -30,6 +34,9 @@ options! {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
+    /// An internal snapshot of an upper image would change, or cannot be read.
+    #[error(transparent)]
+    Snapshot(Error),
     /// Making the base as large as the top.
     #[error(transparent)]
     Enlarge(Error),
@@ -51,7 +58,8 @@ pub enum CommitError {
 /// with the error `ECANCELED`, and no image has lost anything.
 ///
 /// # Errors
-/// If `top` cannot be read, or `base` cannot be enlarged, written or made durable. Then `top` is
+/// If an internal snapshot of one of the images of `top` shows the base, unless
+/// [`CommitOptions::change_snapshots`] is set. If `top` cannot be read, or `base` cannot be enlarged, written or made durable. Then `top` is
 /// unchanged. Or if it cannot be emptied.
 pub fn commit<G: IntoControlFlow>(
     queue: &Queue,
@@ -60,6 +68,11 @@ pub fn commit<G: IntoControlFlow>(
     options: &CommitOptions,
     on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), CommitError> {
+    if !options.change_snapshots {
+        queue
+            .block_on(refuse_change_behind(queue, top.layers(), top.size()))
+            .map_err(CommitError::Snapshot)?;
+    }
     if base.size() < top.size() {
         queue
             .block_on(base.resize(queue, top.size(), Preallocation::Off))

@@ -237,6 +237,8 @@ async fn bitmap_bytes(
 ) -> Result<u64> {
     let cluster_size = 1u64 << target.cluster_bits;
     let list = match image.bitmaps(queue).await {
+        // There is nothing to copy: they are those of the active disk.
+        _ if image.is_snapshot() => Vec::new(),
         // There is nothing to copy.
         Err(Error::Format(_)) => Vec::new(),
         list => list?,

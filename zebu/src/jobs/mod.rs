@@ -46,6 +46,7 @@ mod progress;
 mod rate_limiter;
 mod rebase;
 mod sequencer;
+mod snapshots;
 mod stream;
 mod target;
 mod transfer;

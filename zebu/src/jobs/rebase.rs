@@ -15,6 +15,7 @@ use std::sync::Arc;
 use super::chunks::{At, Chunks};
 use super::create::NewBacking;
 use super::progress::{IntoControlFlow, Progress};
+use super::snapshots::refuse_change_behind;
 use super::workers;
 use super::zero::is_zero;
 use crate::block::{Device, FileSpec, ImageSpec, Layer, OpenOptions, Policy, Status, Zeroing};
@@ -31,6 +32,9 @@ options! {
     pub struct RebaseOptions {
         /// Compress what is written into the image, where whole clusters are.
         pub compress: bool,
+        /// Go on although internal snapshots show the backing file where they have nothing of their
+        /// own, and so change with it.
+        pub change_snapshots: bool,
         /// How I/O is done.
         pub engine: EngineKind,
     }
@@ -40,6 +44,9 @@ options! {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RebaseError {
+    /// An internal snapshot would change, or cannot be read.
+    #[error(transparent)]
+    Snapshot(Error),
     /// Reading the image and its backing chain.
     #[error("error while reading from old backing file: {0}")]
     ReadOld(Error),
@@ -64,7 +71,9 @@ pub enum RebaseError {
 /// error `ECANCELED`, and the image keeps its content and its backing file.
 ///
 /// # Errors
-/// If an image cannot be read or written, or the job is cancelled.
+/// If an internal snapshot of the image shows its backing file, or would show the new one, unless
+/// that is the old one or [`RebaseOptions::change_snapshots`] is set. If an image cannot be read or
+/// written, or the job is cancelled.
 pub fn rebase<G: IntoControlFlow>(
     queue: &Queue,
     overlay: Device,
@@ -75,8 +84,13 @@ pub fn rebase<G: IntoControlFlow>(
 ) -> Result<(), RebaseError> {
     let unit = overlay.top().image.zero_unit();
     let cluster = overlay.top().image.cluster_size().unwrap_or(1);
+    let common = common_layer(&overlay, new.as_ref());
+    if !options.change_snapshots {
+        let refused = queue.block_on(refuse_changed_snapshots(queue, &overlay, &new, common));
+        refused.map_err(RebaseError::Snapshot)?;
+    }
     let job = Arc::new(Job {
-        common: common_layer(&overlay, new.as_ref()),
+        common,
         progress: Chunks::new(overlay.size()),
         zero_flag: overlay
             .top()
@@ -106,8 +120,24 @@ pub fn rebase<G: IntoControlFlow>(
     })
 }
 
+/// Refuses another backing file if an internal snapshot shows it, or the one before.
+async fn refuse_changed_snapshots(
+    queue: &Queue,
+    overlay: &Device,
+    new: &Option<Device>,
+    common: Option<usize>,
+) -> Result<()> {
+    let old = overlay.layers().get(1).map_or(0, Layer::size);
+    let end = match common {
+        // It is the same one.
+        Some(1) => 0,
+        _ => old.max(new.as_ref().map_or(0, Device::size)),
+    };
+    refuse_change_behind(queue, &overlay.layers()[..1], end).await
+}
+
 /// Writes only the header: allocated ranges keep their content, and ranges read from the backing
-/// file may change. Blocks.
+/// file may change, also those of internal snapshots. Blocks.
 ///
 /// # Errors
 /// If the header cannot be written, or has no space for the name.

@@ -237,7 +237,9 @@ fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], 
         |(n, found): (usize, &Option<Vec<u8>>)| found.is_none().then(|| (n, sectors(n)));
     let partly: Vec<(usize, Vec<Option<Vec<u8>>>)> =
         found.iter().enumerate().filter_map(unreadable).collect();
-    let options = CommitOptions::default().engine(EngineKind::Threads);
+    let options = CommitOptions::default()
+        .change_snapshots(true)
+        .engine(EngineKind::Threads);
     let committed = jobs::commit(queue, top, device, &options, |_| {});
     let readable = found.iter().all(Option::is_some);
     assert_eq!(committed.is_ok(), readable, "commit: {committed:?}");
@@ -287,7 +289,9 @@ pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspec
     let Ok(overlay) = files.open(queue, true, true) else {
         return;
     };
-    let options = RebaseOptions::default().engine(EngineKind::Threads);
+    let options = RebaseOptions::default()
+        .change_snapshots(true)
+        .engine(EngineKind::Threads);
     if jobs::rebase(queue, overlay, None, None, &options, |_| {}).is_ok() {
         files.base = None;
     }

@@ -358,6 +358,11 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
             "Use of --skip-broken-bitmaps requires --bitmaps",
         ),
         (
+            arguments.bitmaps && arguments.snapshot.is_some(),
+            "--bitmaps cannot be used with -l: bitmaps tell what changed in the active disk, not \
+             in a snapshot; leave out --bitmaps",
+        ),
+        (
             arguments.copy_range && arguments.sparse.is_some(),
             "Cannot enable copy offloading when -S is used",
         ),

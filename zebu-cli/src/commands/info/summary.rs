@@ -152,6 +152,9 @@ impl Summary<'_> {
             let name = printable(snapshot.name_text());
             let date = localtime::format(snapshot.date_sec.into());
             let mut text = format!("{date}  {}", name);
+            if let Some(other) = snapshot.disk_size().filter(|own| *own != image.size()) {
+                let _ = write!(text, " (of {})", size::human(other));
+            }
             if snapshot.vm_state_size() > 0 {
                 let state = size::human(snapshot.vm_state_size());
                 let _ = write!(text, " (with {state} of a machine's state)");

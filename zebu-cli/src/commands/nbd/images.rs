@@ -60,6 +60,12 @@ pub fn open(
     if arguments.description.as_ref().filter(long).is_some() {
         return Err(Failure::new("export description is too long"));
     }
+    if arguments.image.load_snapshot.is_some() && !arguments.bitmap.is_empty() {
+        return Err(Failure::new(
+            "-B cannot be used with -l: bitmaps tell what changed in the active disk, not in a \
+             snapshot; leave out -B",
+        ));
+    }
     let options = arguments
         .image
         .open_options()?

@@ -98,6 +98,9 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     }
     if let Some(snapshot) = &qcow2.snapshot {
         image = image.at_snapshot(queue, snapshot).await?;
+        if let Some(limits) = limits {
+            limits.check_size(image.size())?;
+        }
     }
     Ok(AnyImage::from_qcow2(image))
 }

@@ -144,6 +144,7 @@ impl OpenImage {
             slices,
             inflated: Cache::new(inflated),
             preallocated: Default::default(),
+            is_snapshot: false,
             work: self.limits.map(|(_, work)| work),
             header: self.header,
             geometry: self.geometry,
@@ -290,7 +291,8 @@ fn slice_cache(
 }
 
 impl Image {
-    /// The same image as it was at a snapshot; only for reading.
+    /// The same image as it was at a snapshot, with the size of the disk at that time and the VM
+    /// state behind it; only for reading.
     #[doc(hidden)]
     pub async fn at_snapshot(mut self, queue: &Queue, name: &SnapshotName) -> Result<Image> {
         let Some(snapshot) = name.find(&self.snapshots) else {
@@ -306,12 +308,38 @@ impl Image {
             self.header.cluster_size(),
             self.file_len(),
         )?;
-        let offset = snapshot.l1_offset;
-        // QEMU keeps the size of the active disk here, whatever the size was
-        // when the snapshot was taken.
-        self.l1 = read_l1(&*self.file, queue, offset, entries).await?;
+        let size = self.disk_size_at(snapshot);
+        if size > i64::MAX as u64 || self.geometry.l1_entries_for(size) > entries {
+            return Err(Error::Refused(format!(
+                "The snapshot's L1 table is too small for its disk of {size} bytes"
+            )));
+        }
+        let geometry = self.geometry.with_virtual_size(size);
+        self.l1 = read_l1(&*self.file, queue, snapshot.l1_offset, entries).await?;
+        self.geometry = geometry;
+        self.is_snapshot = true;
         self.slices.clear();
         self.writer = None;
         Ok(self)
+    }
+
+    /// A snapshot of this image, from the same file. The image may be open for writing: the view is
+    /// right until its snapshots change.
+    pub(crate) async fn view_snapshot(&self, queue: &Queue, snapshot: &Snapshot) -> Result<Image> {
+        let name = SnapshotName::Exact {
+            id: Some(snapshot.id_text().to_vec()),
+            name: Some(snapshot.name_text().to_vec()),
+        };
+        let image = OpenImage::new(queue, self.file.clone()).await?;
+        let data = Some(self.data.clone());
+        let image = image.finish(queue, data, CacheOptions::default()).await?;
+        image.at_snapshot(queue, &name).await
+    }
+
+    /// The size of the disk at a snapshot, in bytes. Without one of its own, in an old image, it is
+    /// that of the disk, as far as its L1 table maps it.
+    pub(super) fn disk_size_at(&self, snapshot: &Snapshot) -> u64 {
+        let reach = u64::from(snapshot.l1_size).saturating_mul(self.geometry.l2_coverage());
+        snapshot.disk_size().unwrap_or(self.size().min(reach))
     }
 }

@@ -156,7 +156,7 @@ impl AmendOptions {
         // Version 2 has no space for these numbers in its snapshot table.
         let prevents = |vm_state: u64, disk: u64| vm_state > u64::from(u32::MAX) || disk != size;
         if (image.snapshots().iter())
-            .any(|s| prevents(s.vm_state_size(), s.disk_size().unwrap_or(size)))
+            .any(|s| prevents(s.vm_state_size(), s.disk_size().unwrap_or(header.size)))
         {
             return refuse("Internal snapshots prevent downgrade of image");
         }

@@ -73,7 +73,8 @@ options! {
         /// Go on after a read error, with zeroes for what could not be read.
         pub salvage: bool,
         /// Bitmaps that the target gets, a qcow2 image of version 3 without bitmaps of these names.
-        /// Of what is listed, name and state count.
+        /// Of what is listed, name and state count. With `salvage`, what could not be read is dirty
+        /// in all of them, since the target has other content there.
         pub bitmaps: Vec<(BitmapInfo, DirtyBits)>,
         /// Bytes of data a second at most; what is known to be zero is not counted.
         pub rate: Option<u64>,
@@ -137,6 +138,8 @@ struct Job {
     /// Bytes of a chunk: whole clusters of the target.
     chunk: u64,
     unreadable: Mutex<Vec<(u64, i32)>>,
+    /// Those that the target gets.
+    bitmaps: Mutex<Vec<(BitmapInfo, DirtyBits)>>,
     /// Whether data are offered to the kernel to copy.
     offload: AtomicBool,
 }
@@ -228,6 +231,7 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         progress: Chunks::new(total),
         rate_limiter: RateLimiter::new(options.rate),
         unreadable: Mutex::new(Vec::new()),
+        bitmaps: Mutex::new(bitmaps),
         offload: options.copy_range.into(),
         output: Output::new(target, options),
     });
@@ -245,6 +249,7 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
     let job = Arc::into_inner(job).expect("all workers have ended");
+    let bitmaps = std::mem::take(&mut *lock(&job.bitmaps));
     match job.output.target {
         // It was not filled, so it is never finished.
         Target::New(_) | Target::Stream(_) if ended.is_err() => ended,

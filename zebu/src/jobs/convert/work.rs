@@ -98,7 +98,11 @@ impl Job {
             let device = &self.sources[piece.source];
             if let Err(e) = device.read(queue, piece.offset + at, &sector).await {
                 sector.fill(0);
-                lock(&self.unreadable).push((piece.range.start + at, e.errno()));
+                let start = piece.range.start + at;
+                for (_, bits) in &mut *lock(&self.bitmaps) {
+                    bits.set(start..start + sector.len() as u64);
+                }
+                lock(&self.unreadable).push((start, e.errno()));
             }
         }
     }

@@ -179,6 +179,12 @@ impl Image {
         let directory = self.bitmap_directory(queue).await?;
         let index = directory.find(name);
         let index = index.ok_or_else(|| Error::bitmap_not_found(name))?;
+        if self.is_snapshot {
+            return Err(Error::Refused(format!(
+                "Bitmap '{}' tells what changed in the active disk, not in a snapshot",
+                crate::printable(name)
+            )));
+        }
         let bitmaps = self.writer.as_ref().and_then(|writer| writer.bitmaps.get());
         if let Some(loaded) = bitmaps.and_then(|bitmaps| bitmaps.loaded(index)) {
             return Ok(loaded.bits.clone());

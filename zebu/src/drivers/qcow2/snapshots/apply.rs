@@ -3,7 +3,7 @@
 use super::super::frees::Freed;
 use super::super::table::L1Table;
 use super::super::{Image, SnapshotName};
-use crate::format::{MAX_L1_BYTES, Snapshot};
+use crate::format::{L1Entry, MAX_L1_BYTES, Snapshot};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -26,19 +26,21 @@ impl Image {
         // What is replaced must be known to be freed as a whole.
         self.check_l1(&self.l1, 0)?;
         self.check_references(queue, &self.l1).await?;
-        if size != self.size() && self.snapshots.iter().any(|s| s.disk_size().is_none()) {
-            // Those without a size have that of the disk, until it changes.
-            let mut all = self.snapshots.clone();
-            let table = self.write_snapshots(queue, &mut all).await?;
-            self.switch_snapshots(queue, table, all).await?;
+        if size != self.size() {
+            self.store_sizes(queue).await?;
         }
         // All of the disk counts as written.
         self.announce(queue, 0..u64::MAX).await?;
         if size != self.size() {
             self.open_all_bitmaps(queue).await?;
         }
+        let entries = self.geometry.l1_entries_for(size);
+        // The snapshot keeps its VM state. In the active table it would be data of a larger disk.
+        for index in entries..l1.len() as u64 {
+            l1.set(index, L1Entry::UNALLOCATED);
+        }
         self.raise(queue, &l1).await?;
-        l1.resize(l1.len().max(self.geometry.l1_entries_for(size) as usize));
+        l1.resize(l1.len().max(entries as usize));
         l1.share();
         let result = match self.prepare_l1(queue, &l1).await {
             Ok(place) => self.switch_l1(queue, &mut l1, place, size).await,
@@ -53,7 +55,7 @@ impl Image {
 
     /// The size of the disk at a snapshot, in bytes.
     fn size_at(&self, snapshot: &Snapshot) -> Result<u64> {
-        let size = snapshot.disk_size().unwrap_or(self.size());
+        let size = self.disk_size_at(snapshot);
         let refuse = |why: &str| Err(Error::Refused(why.into()));
         if size == self.size() {
             return Ok(size);

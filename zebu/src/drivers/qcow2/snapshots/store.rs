@@ -66,21 +66,28 @@ impl Image {
     /// Gives a snapshot of an old image the fields that it lacks.
     fn complete(&self, snapshot: &mut Snapshot) {
         if snapshot.icount().is_none() || snapshot.disk_size().is_none() {
-            let size = snapshot.disk_size().unwrap_or(self.size());
+            let size = self.disk_size_at(snapshot);
             snapshot.set_extra(snapshot.vm_state_size(), size, snapshot.icount());
         }
     }
 
-    /// Makes it a version 3 image, after adding the fields that snapshots must have
-    /// in that version. Durable on return.
-    pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
-        self.announce(queue, 0..0).await?;
+    /// Gives snapshots without a size of their own the size of the disk, which is about to get
+    /// another one. Durable on return.
+    pub(crate) async fn store_sizes(&mut self, queue: &Queue) -> Result<()> {
         if self.snapshots.iter().any(|s| s.disk_size().is_none()) {
             self.begin_snapshots(queue).await?;
             let mut snapshots = self.snapshots.clone();
             let table = self.write_snapshots(queue, &mut snapshots).await?;
             self.switch_snapshots(queue, table, snapshots).await?;
         }
+        Ok(())
+    }
+
+    /// Makes it a version 3 image, after adding the fields that snapshots must have
+    /// in that version. Durable on return.
+    pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
+        self.announce(queue, 0..0).await?;
+        self.store_sizes(queue).await?;
         self.finish_writing(queue).await?;
         self.rewrite_header(queue, |header| header.set_version(3))
             .await
