@@ -155,6 +155,8 @@ pub struct Snapshot {
     pub name: String,
     /// Its content.
     pub cells: Vec<Cell>,
+    /// Its VM state: bytes of one value, and how many. None: it is not known.
+    pub vm_state: Option<(u8, usize)>,
 }
 
 /// A read in flight.
@@ -175,6 +177,8 @@ pub struct Model {
     pub snapshots: Vec<Snapshot>,
     /// Its dirty bitmaps, in the order of the image.
     pub bitmaps: Vec<Bitmap>,
+    /// The VM state that a snapshot taken now has.
+    pub vm_state: Option<(u8, usize)>,
 }
 
 impl Model {
@@ -237,6 +241,7 @@ impl Model {
 
     /// The machine stopped, or the device was dropped without being closed.
     pub fn crashed(&mut self) {
+        self.vm_state = None;
         self.cells.iter_mut().for_each(Cell::crash);
     }
 

@@ -198,6 +198,8 @@ pub enum ImageChange {
     Apply(usize),
     /// A snapshot is deleted, likewise.
     Delete(usize),
+    /// This number of sectors of VM state is written.
+    VmState(usize),
     /// The dirty bitmaps are changed.
     Bitmap(BitmapChange),
 }
@@ -207,7 +209,7 @@ impl ImageChange {
     pub fn is_of_snapshots(&self) -> bool {
         match self {
             ImageChange::Take | ImageChange::Apply(_) | ImageChange::Delete(_) => true,
-            ImageChange::Resize(..) | ImageChange::Bitmap(_) => false,
+            ImageChange::Resize(..) | ImageChange::VmState(_) | ImageChange::Bitmap(_) => false,
         }
     }
 }
@@ -532,7 +534,7 @@ impl Draw {
 
     fn change_image(&mut self) -> ImageChange {
         let rng = &mut self.rng;
-        match rng.below(8) {
+        match rng.below(9) {
             0 => ImageChange::Resize(
                 -(1 + rng.below(self.sectors as u64) as i64),
                 Preallocation::Off,
@@ -544,6 +546,7 @@ impl Draw {
             }
             4 | 5 => ImageChange::Take,
             6 => ImageChange::Apply(rng.below(8) as usize),
+            7 => ImageChange::VmState(1 + rng.below(64) as usize),
             _ => ImageChange::Delete(rng.below(8) as usize),
         }
     }

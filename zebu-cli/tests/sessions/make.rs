@@ -44,6 +44,7 @@ impl World {
             base: None,
             clean_end: true,
             killed: false,
+            vm_state: false,
             bitmaps: Vec::new(),
             count: 0,
         };

@@ -8,8 +8,11 @@ use std::path::Path;
 
 use crate::common::{Rng, bytes};
 use crate::make::either;
-use crate::program::{By, Shell};
+use crate::program::{Answer, By, Shell};
 use crate::world::{Disk, SECTOR, Snap, World, as_value, done, odd_name, words};
+
+/// The option with which snapshots may change with the backing file.
+const CHANGE: &str = "--change-snapshots";
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -380,8 +383,8 @@ impl World {
     }
 
     pub fn resize_to(&mut self, shell: &mut Shell, rng: &mut Rng, new: usize) -> Result<()> {
-        let by = match self.has_lost_bitmaps() {
-            // QEMU refuses.
+        let by = match self.has_lost_bitmaps() || self.vm_state {
+            // QEMU refuses, or shows VM state in the larger disk.
             true => By::Zebu,
             false => either(rng),
         };
@@ -426,6 +429,7 @@ impl World {
         }
         self.touched.fill(true);
         self.disk.resize(new);
+        self.vm_state = false;
         self.resize_bitmaps(by);
         self.touched.resize(new.div_ceil(cluster), true);
         self.clean_end &= !commands_of_qemu;
@@ -472,6 +476,11 @@ impl World {
             // QEMU applies no snapshot to an image with bitmaps.
             false => By::Zebu,
         };
+        let takes = self.snaps.is_empty() || (self.snaps.len() < 4 && rng.one_in(2));
+        let has_state = takes && self.kind.data_file.is_none() && shell.limit.is_none();
+        if has_state && rng.one_in(3) {
+            self.write_vm_state(shell, rng)?;
+        }
         let (cwd, name) = self.place(shell, rng);
         let mut run = |args: &[&str]| {
             let mut all = words(&["snapshot", "-q"]);
@@ -479,7 +488,7 @@ impl World {
             all.push(name.clone());
             shell.img(by, cwd, &all)
         };
-        if self.snaps.is_empty() || (self.snaps.len() < 4 && rng.one_in(2)) {
+        if takes {
             self.count += 1;
             // A comma would end the name in `snapshot.name=`.
             let tag = odd_name(rng, &format!("s{}", self.count), "").replace(',', "-");
@@ -517,9 +526,21 @@ impl World {
         }
         done(run(&["-a", &tag])?).map_err(|e| format!("{by:?} snapshot -a: {e}"))?;
         self.disk = self.snaps[nth].disk.clone();
+        self.vm_state = by == By::Qemu;
         self.resize_bitmaps(by);
         self.clean_end = false;
         self.touched = vec![true; self.clusters()];
+        Ok(())
+    }
+
+    /// Writes VM state, which the next snapshot has.
+    fn write_vm_state(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let (cwd, name) = self.place(shell, rng);
+        let args = words(&["-f", "qcow2", &name]);
+        let length = SECTOR as u64 * (1 + rng.below(200));
+        let write = format!("write -b -P 238 0 {length}");
+        done(shell.io(By::Zebu, cwd, &args, &[write])?).map_err(|e| format!("write -b: {e}"))?;
+        self.vm_state = true;
         Ok(())
     }
 
@@ -559,7 +580,7 @@ impl World {
         rng: &mut Rng,
         base: Option<usize>,
     ) -> Result<()> {
-        if self.is_data_raw() || self.has_larger_snapshots() {
+        if self.is_data_raw() {
             return Ok(());
         }
         let own = self.mapped(shell, rng)?;
@@ -589,7 +610,7 @@ impl World {
 
     /// A safe `rebase`: the content of the active disk stays.
     pub fn rebase(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
-        if self.is_data_raw() || self.has_larger_snapshots() {
+        if self.is_data_raw() {
             return Ok(());
         }
         let base = self.other_base(shell, rng)?;
@@ -600,13 +621,22 @@ impl World {
         };
         let (cwd, name) = self.place(shell, rng);
         let mut all = words(&["rebase", "-q", "-f", "qcow2"]);
+        let adopts = by == By::Qemu || rng.one_in(3);
+        all.extend((adopts && by == By::Zebu).then(|| CHANGE.into()));
         all.extend(self.base_option(base));
         all.push(name);
-        done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase: {e}"))?;
+        let answer = shell.img(by, cwd, &all)?;
+        if !adopts && self.is_refused_for_snapshots(&answer)? {
+            return Ok(());
+        }
+        done(answer).map_err(|e| format!("{by:?} rebase: {e}"))?;
         self.base = base;
         self.clean_end &= by == By::Zebu;
         self.touched.fill(true);
-        self.adopt_snapshots(shell, rng)
+        match adopts {
+            true => self.adopt_snapshots(shell, rng),
+            false => Ok(()),
+        }
     }
 
     fn commit(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
@@ -614,16 +644,22 @@ impl World {
             return Ok(());
         };
         // Other images over the base would change.
-        if self.bases.iter().any(|b| b.backing == Some(base)) || self.has_larger_snapshots() {
+        if self.bases.iter().any(|b| b.backing == Some(base)) {
             return Ok(());
         }
         let by = either(rng);
         let (cwd, name) = self.place(shell, rng);
         let keeps = rng.one_in(3);
         let mut args = words(&["commit", "-q", "-f", "qcow2"]);
+        let adopts = by == By::Qemu || rng.one_in(3);
+        args.extend((adopts && by == By::Zebu).then(|| CHANGE.into()));
         args.extend(keeps.then(|| "-d".into()));
         args.push(name);
-        done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} commit: {e}"))?;
+        let answer = shell.img(by, cwd, &args)?;
+        if !adopts && self.is_refused_for_snapshots(&answer)? {
+            return Ok(());
+        }
+        done(answer).map_err(|e| format!("{by:?} commit: {e}"))?;
         let bytes = &mut self.bases[base].bytes;
         if bytes.len() < self.disk.bytes.len() {
             bytes.resize(self.disk.bytes.len(), 0);
@@ -633,7 +669,19 @@ impl World {
             self.disk.disown();
         }
         self.verify_bases(shell)?;
-        self.adopt_snapshots(shell, rng)
+        match adopts {
+            true => self.adopt_snapshots(shell, rng),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether zebu refuses another backing file because of the snapshots. Nothing changes then.
+    fn is_refused_for_snapshots(&self, answer: &Answer) -> Result<bool> {
+        let refused = answer.status == 1 && answer.text().contains("shows data of the backing");
+        match refused && !self.has_showing_snapshots() {
+            true => Err(format!("the snapshots have it all: {}", answer.text())),
+            false => Ok(refused),
+        }
     }
 
     /// `amend`. If zebu refuses the options, nothing may change.
@@ -660,7 +708,9 @@ impl World {
         let width = options.iter().any(|o| o.starts_with("refcount_bits"));
         // QEMU leaks the clusters of bitmaps, and resizes no image with an inconsistent one.
         let has_bitmaps = !self.bitmaps.is_empty() && version == 2 || self.has_lost_bitmaps();
-        let by = match width && self.kind.cluster > 65536 || has_bitmaps {
+        // It shows VM state in a larger disk.
+        let shows = self.vm_state && size != old;
+        let by = match width && self.kind.cluster > 65536 || has_bitmaps || shows {
             // QEMU may not end here.
             true => By::Zebu,
             false => either(rng),
@@ -689,12 +739,14 @@ impl World {
             return Ok(());
         }
         self.kind.version = version;
+        self.vm_state &= size == old;
         self.disk.resize(size);
         self.resize_bitmaps(by);
         self.touched = vec![true; self.clusters()];
         if version == 2 && self.base.is_none() {
             // Zero clusters become unallocated.
             self.disk.disown();
+            self.snaps.iter_mut().for_each(|snap| snap.disk.disown());
         }
         match size == old {
             true => Ok(()),
@@ -748,9 +800,31 @@ impl World {
             args.extend(words(&["-S", "0"]));
         }
         let keeps = !rng.one_in(3) && self.kind.version == 3 && !self.has_lost_bitmaps();
+        let mut end = [name, bytes::text(copy.as_os_str().as_bytes())].to_vec();
+        // Taken back to a snapshot in this way, it has the size of that, and no bitmaps.
+        let snap = match self.snaps.is_empty() || !rng.one_in(3) {
+            true => None,
+            false => Some(rng.below(self.snaps.len() as u64) as usize),
+        };
+        let (by, keeps) = match snap {
+            None => (by, keeps),
+            Some(nth) => {
+                let of = format!("snapshot.name={}", self.snaps[nth].name);
+                end.splice(0..0, words(&["-l", &of]));
+                let both = [words(&["convert", "-O", "qcow2", "--bitmaps"]), end.clone()].concat();
+                if done(shell.img(By::Zebu, cwd, &both)?).is_ok() {
+                    return Err("a snapshot got the bitmaps of the disk".into());
+                }
+                (By::Zebu, false)
+            }
+        };
         args.extend(keeps.then(|| "--bitmaps".into()));
-        args.extend([name, bytes::text(copy.as_os_str().as_bytes())]);
+        args.extend(end);
         done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} convert: {e}"))?;
+        if let Some(nth) = snap {
+            self.disk = self.snaps[nth].disk.clone();
+        }
+        self.vm_state = false;
         if !keeps {
             self.bitmaps.clear();
         }

@@ -96,6 +96,8 @@ pub struct World {
     pub clean_end: bool,
     /// Whether the last program was killed: clusters may be leaked, and the image may be dirty.
     pub killed: bool,
+    /// Whether the active disk has VM state behind its end. QEMU shows it in a larger disk.
+    pub vm_state: bool,
     pub bitmaps: Vec<Tracked>,
     /// The number of snapshots and bitmaps made, for their names.
     pub count: u32,
@@ -262,10 +264,16 @@ impl World {
         if !self.snaps.is_empty() {
             let nth = rng.below(self.snaps.len() as u64) as usize;
             for by in [By::Qemu, By::Zebu] {
-                let bytes = self.snapshot_content(shell, rng, nth, by)?;
+                let mut bytes = self.snapshot_content(shell, rng, nth, by)?;
                 let snap = &self.snaps[nth];
-                let kept = self.size().min(snap.disk.bytes.len());
-                compare(&bytes[..kept.min(bytes.len())], &snap.disk.bytes[..kept])
+                let mut right = &snap.disk.bytes[..];
+                if by == By::Qemu {
+                    // It has the size of the disk there.
+                    let kept = self.size().min(right.len());
+                    bytes.truncate(kept);
+                    right = &right[..kept];
+                }
+                compare(&bytes, right)
                     .map_err(|e| format!("{by:?} reads snapshot {}: {e}", snap.name))?;
             }
         }
@@ -412,19 +420,20 @@ impl World {
         Ok(())
     }
 
-    /// Whether a snapshot is larger than the disk. QEMU reads only the size of the disk.
-    pub fn has_larger_snapshots(&self) -> bool {
-        let size = self.size();
-        self.snaps.iter().any(|s| s.disk.bytes.len() > size)
+    /// Whether a snapshot may show the backing file.
+    pub fn has_showing_snapshots(&self) -> bool {
+        self.snaps.iter().any(|s| s.disk.own.contains(&false))
     }
 
-    /// Updates the model of the snapshots after a change of the backing file, which they show where
-    /// they have no data of their own.
+    /// Updates the model of the snapshots after a change of the backing file that lets them change:
+    /// they show it where they have no data of their own.
     pub fn adopt_snapshots(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         for nth in 0..self.snaps.len() {
-            let mut bytes = self.snapshot_content(shell, rng, nth, By::Qemu)?;
+            let bytes = self.snapshot_content(shell, rng, nth, By::Zebu)?;
             let snap = &mut self.snaps[nth];
-            bytes.resize(snap.disk.bytes.len(), 0);
+            if bytes.len() != snap.disk.bytes.len() {
+                return Err(format!("snapshot {} has {} bytes", snap.name, bytes.len()));
+            }
             for (sector, own) in snap.disk.own.iter().enumerate() {
                 let range = sector * SECTOR..(sector + 1) * SECTOR;
                 if *own && bytes[range.clone()] != snap.disk.bytes[range] {

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use zebu::block::Preallocation;
 use zebu::qcow2::SnapshotName;
+use zebu::storage::Buffer;
 
 use super::{Run, Verdict, is_refusal};
 use crate::content::ZERO;
@@ -37,6 +38,7 @@ impl Run<'_> {
                     preallocation = how;
                 }
                 after.cells.resize_with(new, || Cell::new(ZERO));
+                after.vm_state = None;
                 after.resize_bitmaps();
             }
             ImageChange::Take => {
@@ -45,10 +47,12 @@ impl Run<'_> {
                 after.snapshots.push(Snapshot {
                     name: format!("snapshot{id}"),
                     cells,
+                    vm_state: after.vm_state,
                 });
             }
             ImageChange::Apply(n) if count > 0 => {
                 after.cells = after.snapshots[n % count].cells.clone();
+                after.vm_state = None;
                 if self.lost_snapshots {
                     after.cells.iter_mut().for_each(|cell| cell.wild = true);
                 }
@@ -109,6 +113,7 @@ impl Run<'_> {
                     Some(action) => action.perform(device, &queue).await,
                     None => Ok(()),
                 },
+                ImageChange::VmState(_) => Ok(()),
             }
         });
         let size = device.size() / SECTOR;
@@ -163,5 +168,36 @@ impl Run<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Writes VM state, which only a snapshot that is taken next has.
+    pub(super) fn write_vm_state(&mut self, id: u32, sectors: usize) -> Verdict {
+        if self.session()?.is_none() {
+            return Ok(());
+        }
+        self.wait()?;
+        if self.change_dropped {
+            return Ok(());
+        }
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let queue = session.queues[0].clone();
+        let device = Rc::get_mut(&mut session.device).ok_or("hang: a request is not over")?;
+        let length = sectors * SECTOR as usize;
+        let byte = id as u8 | 1;
+        let mut buffer = Buffer::new(length);
+        buffer[..length].fill(byte);
+        let result = sched::run_or_drop(&queue, None, async {
+            device.write_vm_state(&queue, 0, buffer, length).await.1
+        });
+        self.model.vm_state = match result {
+            Some(Ok(())) => Some((byte, length)),
+            Some(Err(e)) if !self.may_fail() && !is_refusal(&e) => {
+                return Err(format!("error: VM state: {e}"));
+            }
+            _ => None,
+        };
+        Ok(())
     }
 }

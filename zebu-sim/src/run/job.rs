@@ -20,9 +20,9 @@ impl Run<'_> {
             self.disk.cut_after(operations, cut);
         }
         let result = match job {
-            Job::Commit(empty) => self.commit(empty),
-            Job::Rebase(base, compress) => self.rebase(Some(compress), base),
-            Job::RebaseUnsafe(base) => self.rebase(None, base),
+            Job::Commit(empty) => self.commit(empty, id.is_multiple_of(2)),
+            Job::Rebase(base, compress) => self.rebase(Some(compress), base, id.is_multiple_of(2)),
+            Job::RebaseUnsafe(base) => self.rebase(None, base, true),
             Job::Amend(version, order, lazy) => self.amend(version, order, lazy),
             Job::Repair(mode) => self.repair(mode),
             Job::Convert(bits, compress, bitmaps) => self.convert(id, bits, compress, bitmaps),
@@ -64,7 +64,8 @@ impl Run<'_> {
         Ok(device)
     }
 
-    pub(super) fn commit(&mut self, empty: bool) -> Verdict {
+    /// `change_snapshots`: snapshots may change with the base. Else they stay as they are.
+    pub(super) fn commit(&mut self, empty: bool, change_snapshots: bool) -> Verdict {
         let Some(number) = self.backing else {
             return Ok(());
         };
@@ -75,8 +76,12 @@ impl Run<'_> {
             .map_err(context("open the base"))?;
         let options = CommitOptions::default()
             .empty(empty)
+            .change_snapshots(change_snapshots)
             .engine(EngineKind::Threads);
         let result = jobs::commit(&queue, top, base, &options, |_| {});
+        if let Err(jobs::CommitError::Snapshot(e)) = &result {
+            return self.snapshots_refuse(e);
+        }
         // The base gets the data of the image, and the image reads as before.
         let now = self.now();
         let base = &mut self.bases[number].model;
@@ -100,7 +105,9 @@ impl Run<'_> {
                     .for_each(|cell| cell.explicit = false);
             }
         }
-        self.shift_snapshots(number);
+        if change_snapshots {
+            self.shift_snapshots(number);
+        }
         // Images above the base show its content.
         let mut changed = vec![number];
         for above in (0..number).rev() {
@@ -138,7 +145,22 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn rebase(&mut self, safe: Option<bool>, base: usize) -> Verdict {
+    /// Another backing file is refused because of the snapshots.
+    fn snapshots_refuse(&self, error: &zebu::Error) -> Verdict {
+        let mut cells = self.model.snapshots.iter().flat_map(|s| &s.cells);
+        let all_own = cells.all(|cell| cell.explicit) && !self.lost_snapshots;
+        match all_own && !self.may_fail() {
+            true => Err(format!("the snapshots have all data of their own: {error}")),
+            false => Err(format!("refused: {error}")),
+        }
+    }
+
+    pub(super) fn rebase(
+        &mut self,
+        safe: Option<bool>,
+        base: usize,
+        change_snapshots: bool,
+    ) -> Verdict {
         if self.data_is_raw() {
             return Ok(());
         }
@@ -152,11 +174,15 @@ impl Run<'_> {
                 let new = new.transpose().map_err(context("open the new base"))?;
                 let options = RebaseOptions::default()
                     .compress(compress)
+                    .change_snapshots(change_snapshots)
                     .engine(EngineKind::Threads);
                 jobs::rebase(&queue, overlay, new, name.as_ref(), &options, |_| {})
             }
             None => jobs::rebase_unsafe(&queue, overlay, name.as_ref()),
         };
+        if let Err(jobs::RebaseError::Snapshot(e)) = &result {
+            return self.snapshots_refuse(e);
+        }
         if safe.is_none() {
             let now = self.now();
             let below = number
@@ -176,6 +202,7 @@ impl Run<'_> {
             }
         }
         match number {
+            _ if !change_snapshots => {}
             Some(number) => self.shift_snapshots(number),
             None => {
                 let now = self.now();
@@ -292,6 +319,7 @@ impl Run<'_> {
         self.data = None;
         self.cluster = 1 << (cluster_bits - 9);
         self.model.snapshots.clear();
+        self.model.vm_state = None;
         let is_kept = |bitmap: &Bitmap| names.iter().any(|name| *name == bitmap.name.as_bytes());
         self.model.bitmaps.retain(is_kept);
         self.others.clear();

@@ -3,7 +3,7 @@
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs;
 use zebu::qcow2::SnapshotName;
-use zebu::storage::Queue;
+use zebu::storage::{Buffer, Queue};
 
 use super::{Contents, Run, Verdict, context};
 use crate::allowed_flags::allowed_flags;
@@ -173,12 +173,40 @@ impl Run<'_> {
             let name = String::from_utf8_lossy(&snapshot.name).into_owned();
             let options = OpenOptions::default().snapshot(Some(SnapshotName::from(name.as_str())));
             match self.open(queue, &Run::plain(), options) {
-                Ok(device) => found.push((name, self.read_all(queue, &device)?)),
+                Ok(device) => {
+                    let content = self.read_all(queue, &device)?;
+                    self.check_vm_state(queue, &device, &name)?;
+                    found.push((name, content));
+                }
                 Err(_) if self.damaged => found.push((name, Vec::new())),
                 Err(e) => return Err(format!("error: open {name}: {e}")),
             }
         }
         Ok(Some(found))
+    }
+
+    /// A snapshot must have its VM state.
+    fn check_vm_state(&self, queue: &Queue, device: &Device, name: &str) -> Verdict {
+        let models = [&self.model].into_iter().chain(&self.others);
+        let snapshot = models
+            .flat_map(|model| &model.snapshots)
+            .find(|snapshot| snapshot.name == name);
+        let Some((byte, length)) = snapshot.and_then(|snapshot| snapshot.vm_state) else {
+            return Ok(());
+        };
+        if self.damaged {
+            return Ok(());
+        }
+        let buffer = Buffer::new(length);
+        let (buffer, read) = queue.block_on(device.read_vm_state(queue, 0, buffer, length));
+        read.map_err(|e| format!("error: VM state of {name}: {e}"))?;
+        match buffer[..length].iter().position(|is| *is != byte) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "content: VM state of {name}: byte {at:#x} is {:#x} instead of {byte:#x}",
+                buffer[at]
+            )),
+        }
     }
 
     pub(super) fn compare_snapshots(&self, model: &Model, found: &Option<Contents>) -> Verdict {
@@ -191,6 +219,10 @@ impl Run<'_> {
             return Err(format!("the snapshots are {is:?} instead of {was:?}"));
         }
         for ((name, tags), snapshot) in found.iter().zip(&model.snapshots) {
+            let (is, was) = (tags.len(), snapshot.cells.len());
+            if is != was && !self.damaged {
+                return Err(format!("{name} has {is:#x} sectors instead of {was:#x}"));
+            }
             check_cells(&snapshot.cells, tags).map_err(|e| format!("{name}: {e}"))?;
         }
         Ok(())

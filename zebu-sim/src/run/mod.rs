@@ -12,7 +12,7 @@ use crate::disk::Disk;
 use crate::model::{Model, Readings, Time};
 use crate::rng::Rng;
 use crate::sched::{self, Driven, Polls};
-use crate::steps::{Kind, Scenario, Step, Stop, What};
+use crate::steps::{ImageChange, Kind, Scenario, Step, Stop, What};
 
 mod bitmaps;
 mod change;
@@ -173,6 +173,9 @@ impl Run<'_> {
             What::Open(opening) => self.open_session(opening),
             What::Request(request) => self.request(step.id, request),
             What::Wait => self.wait(),
+            What::Change(ImageChange::VmState(sectors), _) => {
+                self.write_vm_state(step.id, *sectors)
+            }
             What::Change(change, stop) => self.change_image(step.id, *change, *stop),
             What::Fault(fault) => {
                 self.disk.arm(*fault);
