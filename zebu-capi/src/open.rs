@@ -110,15 +110,14 @@ impl Opening {
 pub fn engine(text: Text) -> Result<EngineKind> {
     match text.word("engine")? {
         None => Ok(EngineKind::best()),
-        Some(name) => EngineKind::from_str(name).map_err(|why| Failure::misuse(&why)),
+        Some(name) => EngineKind::from_str(name).map_err(|why| Failure::misuse(&why.to_string())),
     }
 }
 
 fn cache_mode(text: Text) -> Result<CacheMode> {
     match text.word("cache")? {
         None => Ok(CacheMode::WriteBack),
-        Some(name) => CacheMode::from_str(name)
-            .map_err(|()| Failure::misuse(&format!("There is no cache mode '{name}'"))),
+        Some(name) => CacheMode::from_str(name).map_err(|why| Failure::misuse(&why.to_string())),
     }
 }
 

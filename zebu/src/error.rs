@@ -11,7 +11,7 @@ use crate::printable;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed. `Display` is one line without a final full stop, QEMU's message where
-/// QEMU has one.
+/// QEMU has one; that of [`Error::Locked`] has two lines, also with a context.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -77,7 +77,7 @@ pub enum Error {
     /// repaired before it is written again, as [`jobs::open`](crate::jobs::open) does.
     #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
     Dirty,
-    /// Another process uses the image.
+    /// Another process uses the image. Two lines: the second one asks which.
     #[error("Failed to get {lock} lock\nIs another process using the image [{}]?", printable(.path.as_bytes()))]
     Locked {
         /// The lock, with QEMU's name: `"write"`, `shared "write"`, ...
@@ -272,6 +272,22 @@ impl Error {
             Error::Limit(_) => libc::EFBIG,
             Error::Refused(_) | Error::Dirty => libc::ENOTSUP,
             Error::Open { source, .. } | Error::While { source, .. } => source.errno(),
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// The storage's own error as it is; others keep the [`enum@Error`] as their source
+    /// ([`io::Error::get_ref`]), with the kind of [`Error::errno`].
+    fn from(error: Error) -> io::Error {
+        match error {
+            Error::Io(error) => error,
+            error => {
+                let errno = error.errno();
+                let source = Box::new(error);
+                let kind = io::Error::from_raw_os_error(errno).kind();
+                io::Error::new(kind, WithErrno { errno, source })
+            }
         }
     }
 }

@@ -33,8 +33,7 @@ impl Opening {
     /// The options that this means.
     pub fn options(&self) -> Result<OpenOptions> {
         let format = self.format.as_deref().map(Format::from_str).transpose()?;
-        let cache = CacheMode::from_str(&self.cache)
-            .map_err(|()| refused(format!("There is no cache mode '{}'", self.cache)))?;
+        let cache = CacheMode::from_str(&self.cache)?;
         let policy = match &self.limits {
             None => Policy::Follow,
             Some(changed) => Policy::Untrusted(limits(changed)?),

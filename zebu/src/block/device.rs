@@ -311,11 +311,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::read`].
-    ///
-    /// # Panics
-    ///
-    /// If `length` exceeds the buffer.
+    /// Those of [`Device::read`]. [`Error::Refused`] if `length` exceeds the buffer.
     pub async fn read_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
@@ -326,8 +322,11 @@ impl Device {
         // SAFETY: the buffer lives in this future until the read has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.buffer().iov() }.slice(0, length);
-        let result = self.read(queue, offset, &iov).await;
+        let iov = unsafe { buffer.first(length) };
+        let result = match iov {
+            Ok(iov) => self.read(queue, offset, &iov).await,
+            Err(e) => Err(e),
+        };
         (buffer, result)
     }
 

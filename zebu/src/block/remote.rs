@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -67,7 +68,7 @@ impl<T> Future for RemoteRequest<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
         Pin::new(&mut self.0).poll(context).map(|result| {
             result.unwrap_or_else(|_| {
-                let why = "the thread that executed the request has panicked";
+                let why = "the request has panicked";
                 Err(Error::Io(io::Error::other(why)))
             })
         })
@@ -132,7 +133,7 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// Of the request: that of the future, or [`Error::Io`] if the thread has panicked.
+    /// Of the request: that of the future, or [`Error::Io`] if it has panicked.
     pub fn run<T, F>(
         &self,
         work: impl FnOnce(Queue, SharedDevice) -> F + Send + 'static,
@@ -149,7 +150,6 @@ impl Remote {
             })
         });
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        // A thread that has panicked drops the work, and with it the sender of the result.
         let _ = self.workers[next % self.workers.len()]
             .work
             .unbounded_send(work);
@@ -247,8 +247,13 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// Those of [`SharedDevice::close`], or of making a queue.
+    /// Those of [`SharedDevice::close`], or of making a queue. [`Error::Refused`] within a request
+    /// of this `Remote`: it would wait for itself.
     pub fn close(self) -> Result<()> {
+        if self.is_within() {
+            let why = "A request cannot close the Remote that executes it";
+            return Err(Error::Refused(why.into()));
+        }
         let device = self.device.clone();
         drop(self);
         let queue = Queue::new(QueueOptions::default())?;
@@ -256,14 +261,25 @@ impl Remote {
     }
 }
 
-/// Waits for the requests in flight, and ends the threads. Blocks.
+impl Remote {
+    /// Whether this is one of its threads.
+    fn is_within(&self) -> bool {
+        let this = std::thread::current().id();
+        self.workers.iter().any(|w| w.thread.thread().id() == this)
+    }
+}
+
+/// Waits for the requests in flight, and ends the threads. Blocks, but not within a request of this
+/// `Remote`, which would wait for itself: then the threads end by themselves.
 impl Drop for Remote {
     fn drop(&mut self) {
         for worker in &self.workers {
             worker.work.close_channel();
         }
+        if self.is_within() {
+            return;
+        }
         for worker in self.workers.drain(..) {
-            // A panic is the error of its requests.
             let _ = worker.thread.join();
         }
     }
@@ -271,10 +287,14 @@ impl Drop for Remote {
 
 /// Executes requests until the channel is closed and all have ended.
 fn execute(queue: &Queue, device: &SharedDevice, mut requests: mpsc::UnboundedReceiver<Work>) {
-    queue.block_on(async {
-        while let Ok(work) = requests.recv().await {
-            drop(queue.spawn(work(queue.clone(), device.clone())));
-        }
-        queue.drain().await;
-    });
+    let mut serve = || {
+        queue.block_on(async {
+            while let Ok(work) = requests.recv().await {
+                drop(queue.spawn(work(queue.clone(), device.clone())));
+            }
+            queue.drain().await;
+        });
+    };
+    // A panic ends the request in which it is, which drops the sender of its result.
+    while catch_unwind(AssertUnwindSafe(&mut serve)).is_err() {}
 }

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use super::{Device, Preallocation};
+use super::{BitmapInfo, Device, Preallocation};
 use crate::drivers::qcow2::SnapshotName;
 use crate::storage::Queue;
 use crate::{Error, Result, lock};
@@ -30,7 +30,7 @@ use crate::{Error, Result, lock};
 /// queue.block_on(async {
 ///     device.snapshot_create(&queue, "before").await?;
 ///     device.resize(&queue, 2 << 20, Preallocation::Off).await?;
-///     assert_eq!(device.enter().await?.size(), 2 << 20);
+///     assert_eq!(device.size().await?, 2 << 20);
 ///     device.close(&queue).await
 /// })?;
 /// # Ok::<(), zebu::Error>(())
@@ -104,6 +104,22 @@ impl SharedDevice {
             }))
         })
         .await
+    }
+
+    /// [`Device::size`], after changes of the whole device that are being made.
+    ///
+    /// # Errors
+    /// As [`SharedDevice::enter`].
+    pub async fn size(&self) -> Result<u64> {
+        Ok(self.enter().await?.size())
+    }
+
+    /// [`Device::bitmaps`].
+    ///
+    /// # Errors
+    /// Those of [`Device::bitmaps`], and as [`SharedDevice::enter`].
+    pub async fn bitmaps(&self, queue: &Queue) -> Result<Vec<BitmapInfo>> {
+        self.enter().await?.bitmaps(queue).await
     }
 
     /// [`Device::resize`], when all requests have ended that entered before. If the future is

@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use crate::format::MAX_L1_BYTES;
-use crate::storage::{self, Buffer, Iov, Queue};
+use crate::storage::{self, Buffer, Iov, OwnedBuffer, Queue};
 use crate::{Error, Result};
 
 impl Device {
@@ -12,11 +12,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the format has no VM state. Those of [`Device::read`].
-    ///
-    /// # Panics
-    ///
-    /// If `length` exceeds the buffer.
+    /// [`Error::Refused`] if the format has no VM state, or if `length` exceeds the buffer. Those of
+    /// [`Device::read`].
     pub async fn read_vm_state(
         &self,
         queue: &Queue,
@@ -31,7 +28,10 @@ impl Device {
         // SAFETY: the buffer lives in this future until the read has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let iov = match unsafe { buffer.first(length) } {
+            Ok(iov) => iov,
+            Err(error) => return (buffer, Err(error)),
+        };
         storage::event(self.top().file(), storage::Event::VmstateLoad);
         let _stay = self.enter();
         let result = self.read_mapped(queue, offset, &iov).await;
@@ -44,11 +44,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the format has no VM state. Those of [`Device::write`].
-    ///
-    /// # Panics
-    ///
-    /// If `length` exceeds the buffer.
+    /// [`Error::Refused`] if the format has no VM state, or if `length` exceeds the buffer. Those of
+    /// [`Device::write`].
     pub async fn write_vm_state(
         &mut self,
         queue: &Queue,
@@ -59,8 +56,10 @@ impl Device {
         // SAFETY: the buffer lives in this future until the write has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
-        let result = self.save_vm_state(queue, position, &iov).await;
+        let result = match unsafe { buffer.first(length) } {
+            Ok(iov) => self.save_vm_state(queue, position, &iov).await,
+            Err(error) => Err(error),
+        };
         (buffer, result)
     }
 

@@ -417,11 +417,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::write`].
-    ///
-    /// # Panics
-    ///
-    /// If `length` exceeds the buffer.
+    /// Those of [`Device::write`]. [`Error::Refused`] if `length` exceeds the buffer.
     pub async fn write_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
@@ -432,8 +428,11 @@ impl Device {
         // SAFETY: the buffer lives in this future until the write has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.buffer().iov() }.slice(0, length);
-        let result = self.write(queue, offset, &iov).await;
+        let iov = unsafe { buffer.first(length) };
+        let result = match iov {
+            Ok(iov) => self.write(queue, offset, &iov).await,
+            Err(e) => Err(e),
+        };
         (buffer, result)
     }
 

@@ -71,7 +71,7 @@ impl Inflated {
             return Ok(bytes);
         }
         let shared = self.0.clone();
-        let inflating = queue.detach(|queue| async move {
+        let inflating = queue.begin(|queue| async move {
             let load = async || {
                 let is_large = u64::from(data.inflater.size.max(data.length)) > KEPT;
                 let _alone = match is_large {

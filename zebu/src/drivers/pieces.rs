@@ -89,7 +89,7 @@ impl Pieces {
         let length = (file_len - at).min(PIECE) as usize;
         let (file, cache) = (self.file.clone(), self.cache.clone());
         // A task of the queue, since other requests may wait for it, too.
-        let loading = queue.detach(|queue| async move {
+        let loading = queue.begin(|queue| async move {
             let load = async || {
                 let bytes = storage::read_vec(&*file, &queue, at, length).await?;
                 Ok::<_, Error>(bytes)

@@ -179,7 +179,7 @@ impl Raw {
     pub(crate) async fn flush(&self, queue: &Queue) -> Result<()> {
         let (storage, flushes) = (self.storage.clone(), self.flushes.clone());
         let is_bare = self.is_bare;
-        let flush = queue.detach(|queue| async move {
+        let flush = queue.begin(|queue| async move {
             let _pass = flushes.gate.enter().await;
             let _unbroken = queue.unbroken(&*storage);
             if !is_bare {

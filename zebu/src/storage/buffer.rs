@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::slab::{HUGE, Region, Slab};
+use crate::{Error, Result};
 
 /// The alignment of every [`Buffer`] in bytes, which is enough for `O_DIRECT` on any device.
 pub const BUFFER_ALIGN: usize = 4096;
@@ -100,22 +101,67 @@ pub(super) fn no_memory() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOMEM)
 }
 
-/// Memory that a request can own until its end: a [`Buffer`], or one of a queue's pool. There are
-/// no others, since the memory of a forgotten request must stay valid, which borrowed memory does
-/// not.
+/// Memory that a request can own until its end: a [`Buffer`], one of a queue's pool, or a `Vec`.
+/// There are no others, since the memory of a forgotten request must stay valid, which borrowed
+/// memory does not.
+///
+/// The memory of a `Vec` is copied if I/O is direct, which needs aligned memory.
 pub trait OwnedBuffer: sealed::Sealed {
-    /// The buffer.
-    fn buffer(&mut self) -> &mut Buffer;
+    /// The bytes.
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// The first `length` bytes as an [`Iov`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if there are fewer.
+    ///
+    /// # Safety
+    /// As [`Buffer::iov`].
+    #[doc(hidden)]
+    unsafe fn first(&mut self, length: usize) -> Result<Iov> {
+        let bytes = self.bytes_mut();
+        match length <= bytes.len() {
+            // SAFETY: passed on.
+            true => Ok(unsafe { Iov::from_raw(bytes.as_mut_ptr(), length) }),
+            false => Err(Error::Refused(format!(
+                "A request of {length} bytes does not fit into a buffer of {}",
+                bytes.len()
+            ))),
+        }
+    }
 }
 
 pub(super) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Buffer {}
+    impl Sealed for Vec<u8> {}
 }
 
 impl OwnedBuffer for Buffer {
-    fn buffer(&mut self) -> &mut Buffer {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         self
+    }
+}
+
+impl OwnedBuffer for Vec<u8> {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    /// A copy.
+    fn from(bytes: &[u8]) -> Buffer {
+        let mut buffer = Buffer::new(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    /// A copy: a buffer is aligned.
+    fn from(bytes: Vec<u8>) -> Buffer {
+        Buffer::from(&bytes[..])
     }
 }
 

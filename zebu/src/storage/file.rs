@@ -77,11 +77,20 @@ impl CacheMode {
 }
 
 impl FromStr for CacheMode {
-    type Err = ();
-    /// QEMU's names, `off` for `none` among them.
-    fn from_str(name: &str) -> Result<Self, ()> {
-        let name = if name == "off" { "none" } else { name };
-        Self::ALL.into_iter().find(|m| m.name() == name).ok_or(())
+    type Err = crate::Error;
+    /// QEMU's names, `off` for `none` among them; else the error is [`Error::Refused`].
+    ///
+    /// [`Error::Refused`]: crate::Error::Refused
+    fn from_str(name: &str) -> crate::Result<Self> {
+        let known = if name == "off" { "none" } else { name };
+        let mode = Self::ALL.into_iter().find(|mode| mode.name() == known);
+        mode.ok_or_else(|| {
+            let name = crate::printable(name.as_bytes());
+            let all = Self::ALL.map(Self::name).join(", ");
+            crate::Error::Refused(format!(
+                "There is no cache mode '{name}': it is one of {all}"
+            ))
+        })
     }
 }
 

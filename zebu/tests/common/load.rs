@@ -11,6 +11,7 @@ use zebu::block::{Device, Zeroing};
 use zebu::storage::{Buffer, Queue, QueueOptions};
 
 use crate::common::{Rng, progress};
+use crate::driven::Driven;
 use crate::ledger::{BLOCK, Ledger, Sequence, stamped};
 
 /// What the threads have in common.
@@ -31,6 +32,7 @@ pub struct Load {
 /// One of the threads.
 pub struct Thread {
     pub queue: QueueOptions,
+    pub driven: Driven,
     pub rng: Rng,
     pub requests: u64,
     /// Requests in flight.
@@ -77,7 +79,7 @@ impl Load {
             if flight.len() >= thread.depth
                 && let Some(handle) = flight.pop_front()
             {
-                let failure = queue.block_on(handle);
+                let failure = thread.driven.run(&queue, handle);
                 failures.lock().unwrap().extend(failure);
             }
             let (request, blocks) = self.draw(&mut thread.rng, number, threads);
@@ -93,7 +95,7 @@ impl Load {
             }));
         }
         for handle in flight {
-            let failure = queue.block_on(handle);
+            let failure = thread.driven.run(&queue, handle);
             failures.lock().unwrap().extend(failure);
         }
     }

@@ -46,8 +46,13 @@ fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
             Err(e) => assert!(allowed(&what, &e), "{what:?}: {e}"),
         }
     }
-    let flush = Task::all(&device, &queue, vec![What::Flush]);
-    let mut flush = flush;
+    drive(&Delayed, &[&queue], device.flush(&queue)).unwrap();
+    // This one is not durable, since its flush is dropped.
+    let what = What::Write(0..origin.cluster.min(origin.sectors()), 78);
+    model.begin(&what);
+    drive(&Delayed, &[&queue], start(&device, &queue, &what)).unwrap();
+    model.end(&what, false);
+    let mut flush = Task::all(&device, &queue, vec![What::Flush]);
     flush[0].poll();
     drop(flush);
     let ended = {

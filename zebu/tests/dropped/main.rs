@@ -8,7 +8,8 @@
 //! nothing. The number of polls grows until the request ends before it is abandoned.
 //!
 //! `case` runs one; `task` polls the futures; `model` has the expected contents; `origin` makes
-//! images and requests; `places` are the storages; `change`, `flush` and `suspended` are further tests.
+//! images and requests; `places` are the storages; `change`, `flush`, `suspended` and `driven` are
+//! further tests.
 //!
 //! | variable               | meaning                                    |
 //! |------------------------|--------------------------------------------|
@@ -25,6 +26,9 @@ mod common;
 #[allow(dead_code)]
 #[path = "../crash/disk.rs"]
 mod disk;
+mod driven;
+#[path = "../common/driven.rs"]
+mod driven_queue;
 mod flush;
 mod model;
 mod origin;
@@ -56,6 +60,7 @@ use zebu::storage::{
 };
 
 use case::*;
+use driven_queue::Woken;
 use model::*;
 use origin::*;
 use places::*;

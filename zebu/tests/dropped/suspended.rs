@@ -83,6 +83,22 @@ fn finish(
     }
 }
 
+/// Drops requests. The drop of one that is flushing a file waits for that, so the operation goes on
+/// then.
+fn drop_all(debug: &Blkdebug, own: &mut Vec<Task<'_>>) {
+    let (dropped, is_dropped) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if is_dropped.recv_timeout(Duration::from_millis(100)).is_err() {
+                debug.resume_all();
+            }
+        });
+        own.clear();
+        // That thread may have ended.
+        let _ = dropped.send(());
+    });
+}
+
 /// Suspends `victim` at an event and runs others. Returns false if the event was not met.
 fn suspended(origin: &Origin, seed: u64, victim: &What, event: Event, dropped: bool) -> bool {
     let mut rng = Rng::new(seed ^ (event as u64) << 32);
@@ -113,7 +129,7 @@ fn suspended(origin: &Origin, seed: u64, victim: &What, event: Event, dropped: b
     let mut waiting: Vec<Task<'_>> = Vec::new();
     let mut taken: Vec<Range<usize>> = Vec::new();
     if dropped {
-        own.clear();
+        drop_all(&debug, &mut own);
     } else {
         own[0].left = Some(0);
         taken.extend(victim.change().map(|(range, _)| range));

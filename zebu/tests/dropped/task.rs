@@ -123,15 +123,6 @@ pub fn start<'a>(device: &'a Device, queue: &'a Queue, what: &What) -> Running<'
     })
 }
 
-/// Records whether a future was woken.
-pub struct Woken(pub AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 /// A request in flight.
 pub struct Task<'a> {
     pub what: What,

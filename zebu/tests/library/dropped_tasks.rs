@@ -1,6 +1,5 @@
-//! Guards against harm by a task that goes on after its request was dropped, and by a request that
-//! is not polled: a load that reads a cluster with another use, and a change of the header beside
-//! another one.
+//! Guards against harm by a task of a request that was dropped, forgotten or is not polled any more:
+//! a load that reads a cluster with another use, and a change of the header beside another one.
 //!
 //! blkdebug suspends the task at the step where it does harm.
 
@@ -53,6 +52,13 @@ fn poll_once<F: Future>(request: Pin<&mut F>) -> Poll<F::Output> {
 /// Polls a request once, which must wait then, and drops it.
 fn drop_after_one_poll(request: impl Future) {
     assert!(poll_once(pin!(request)).is_pending());
+}
+
+/// Polls a request once, which must wait then, and is not polled any more.
+fn keep_after_one_poll<F: Future>(request: F) -> Pin<Box<F>> {
+    let mut request = Box::pin(request);
+    assert!(poll_once(request.as_mut()).is_pending());
+    request
 }
 
 /// The byte of which all of a sector consists.
@@ -112,14 +118,15 @@ fn a_table_is_not_reused_while_it_is_loaded() {
 
     let (debug, device) = open_debugged(&queue, &memory);
     debug.suspend_at(Event::L2Load, "load");
-    drop_after_one_poll(device.read_buffer(&queue, 0, Buffer::new(512), 512));
+    let kept = keep_after_one_poll(device.read_buffer(&queue, 0, Buffer::new(512), 512));
     // It copies the table, and then waits for the load.
-    drop_after_one_poll(device.write_buffer(&queue, 0, Buffer::new(512), 512));
+    let copies = keep_after_one_poll(device.write_buffer(&queue, 8192, Buffer::new(512), 512));
     flush(&queue, &device);
     device.write_blocking(&queue, SLICE, &[0; CLUSTER]).unwrap();
     flush(&queue, &device);
     debug.resume_all();
     flush(&queue, &device);
+    drop((kept, copies));
     assert_eq!(read(&queue, &device, 0), 1);
 }
 
@@ -186,12 +193,14 @@ fn the_header_is_changed_by_one_at_a_time() {
     }
     // A flush of the other queue has the gate, and a larger refcount table waits for it.
     debug.suspend_at(Event::FlushToDisk, "gate");
-    drop_after_one_poll(device.flush(&other));
-    let waits = (filled..4096).any(|at| {
+    let gate = keep_after_one_poll(device.flush(&other));
+    let grows = (filled..4096).find_map(|at| {
         let write = device.write_buffer(&other, at * 1024, Buffer::new(1024), 1024);
-        poll_once(pin!(write)).is_pending()
+        let mut write = Box::pin(write);
+        poll_once(write.as_mut()).is_pending().then_some(write)
     });
-    assert!(waits);
+    // Their tasks go on, and the borrows of the device end.
+    std::mem::forget((gate, grows.expect("a refcount table that grows")));
     {
         let mut change = pin!(device.set_backing(&queue, Some("base".as_ref()), Some("raw")));
         assert!(poll_once(change.as_mut()).is_pending());

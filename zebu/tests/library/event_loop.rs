@@ -270,3 +270,28 @@ fn requests_may_be_polled_by_another_executor() {
         }
     }
 }
+
+/// With io_uring, the kernel puts off by milliseconds the signal of a ring that has polled an eventfd
+/// which is written.
+#[test]
+fn a_wake_up_is_reported_at_once() {
+    for queue in queues() {
+        if queue.options().engine == EngineKind::Native {
+            // It polls the eventfd, too; the delay is short.
+            continue;
+        }
+        let _descriptor = queue.as_fd();
+        while queue.turn() {}
+        for _ in 0..4 {
+            let (wake, woken) = futures_channel::oneshot::channel::<()>();
+            let handle = queue.spawn(woken);
+            assert!(becomes_readable(&queue, Duration::ZERO), "it was spawned");
+            while queue.turn() {}
+            std::thread::scope(|scope| scope.spawn(|| wake.send(())).join().unwrap().unwrap());
+            assert!(becomes_readable(&queue, Duration::ZERO), "it was woken");
+            while queue.turn() {}
+            queue.block_on(handle).unwrap();
+            while queue.turn() {}
+        }
+    }
+}

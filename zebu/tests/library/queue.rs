@@ -1,16 +1,19 @@
 //! Guards against a lost wake-up between queues or from another thread, which would hang a request;
 //! a waker that outlives its task and wakes another one or uses freed memory; and a queue that is
-//! driven from one of its own tasks.
+//! driven from one of its own tasks; and a queue that blocks others when it is not driven any more,
+//! or is not freed when it is dropped.
 
 use std::fs;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::common::{Rng, Watchdog, engines, queue};
-use zebu::storage::{self, Memory, OpenFile, Queue, Storage, open_file};
+use zebu::storage::{self, Memory, OpenFile, Storage, open_file};
+use zebu::{Device, EngineKind, OpenOptions, Queue, QueueOptions, SharedDevice, Source};
 
 /// A counter that one task waits for and another one raises, on any thread.
 #[derive(Default)]
@@ -194,5 +197,91 @@ fn nested_block_on_panics_and_the_queue_stays_usable() {
         let memory = Memory::new(vec![5; 10]);
         let bytes = queue.block_on(storage::read_vec(&memory, &queue, 0, 10));
         assert_eq!(bytes.unwrap(), [5; 10]);
+    }
+}
+
+/// A spawned request owns a clone of the queue, and a share of the device with its file and locks.
+#[test]
+fn a_queue_that_is_dropped_ends_its_spawned_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.qcow2");
+    {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let device = Device::create(&queue, &path, 1 << 20).unwrap();
+        queue.block_on(device.close(&queue)).unwrap();
+    }
+    let source = Source::Name(path.clone().into());
+    for engine in EngineKind::ALL {
+        for turns in 0..3 {
+            let Ok(queue) = Queue::new(QueueOptions::default().engine(engine)) else {
+                eprintln!("skipped: {engine}");
+                break;
+            };
+            // The second one finds the lock of the first, if that was not dropped.
+            let options = OpenOptions::default().write(true);
+            let device = Arc::new(Device::open(&queue, &source, &options).unwrap());
+            let weak = Arc::downgrade(&device);
+            let (device_, queue_) = (device.clone(), queue.clone());
+            let mut handle = queue.spawn(async move {
+                let buffer = device_.read_buffer(&queue_, 0, vec![0; 4096], 4096).await;
+                std::future::pending::<()>().await;
+                buffer.1
+            });
+            for _ in 0..turns {
+                queue.turn();
+            }
+            drop(device);
+            drop(queue);
+            assert!(
+                weak.upgrade().is_none(),
+                "{engine}: the device is still there"
+            );
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
+        }
+    }
+}
+
+/// Nobody drives the queue of the dropped flush any more.
+#[test]
+fn a_dropped_flush_blocks_no_other_queue() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    for polls in 1..12 {
+        let path = folder.path().join(format!("{polls}.qcow2"));
+        let device = Device::create(&queue, &path, 64 << 20).unwrap();
+        let device = SharedDevice::new(device);
+        let idle = Queue::new(QueueOptions::default()).unwrap();
+        idle.block_on(async {
+            let device = device.enter().await.unwrap();
+            let write = device.write_buffer(&idle, 1 << 20, vec![1; 4096], 4096);
+            write.await.1.unwrap();
+            let mut flush = pin!(device.flush(&idle));
+            let mut left = polls;
+            poll_fn(|context| {
+                let ready = left == 0 || flush.as_mut().poll(context).is_ready();
+                left -= 1;
+                match ready {
+                    true => Poll::Ready(()),
+                    false if left == 0 => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
+        });
+        assert!(idle.is_idle());
+        let change = device.snapshot_create(&queue, "s");
+        let limit = queue.sleep(Duration::from_secs(60));
+        let (mut change, mut limit) = (pin!(change), pin!(limit));
+        queue
+            .block_on(poll_fn(|context| {
+                assert!(
+                    limit.as_mut().poll(context).is_pending(),
+                    "{polls}: it hangs"
+                );
+                change.as_mut().poll(context)
+            }))
+            .unwrap();
+        queue.block_on(device.close(&queue)).unwrap();
     }
 }

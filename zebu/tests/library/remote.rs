@@ -130,16 +130,60 @@ fn a_panic_is_the_error_of_its_requests() {
         &QueueOptions::default(),
     )
     .unwrap();
-    let panics = remote.run::<(), _>(|_, _| async { panic!("on purpose") });
-    assert!(queue.block_on(panics).is_err());
-    let results: Vec<_> = (0..4)
-        .map(|_| queue.block_on(remote.read(0, 512)).is_ok())
-        .collect();
-    assert_eq!(
-        results,
-        [true, false, true, false],
-        "the other thread still serves requests"
-    );
+    for _ in 0..3 {
+        let panics = remote.run::<(), _>(|_, _| async { panic!("on purpose") });
+        let later = remote.read(0, 512);
+        // Before the future of the request exists.
+        let early = remote.run::<(), std::future::Ready<_>>(|_, _| panic!("on purpose"));
+        assert!(queue.block_on(panics).is_err());
+        assert!(queue.block_on(early).is_err());
+        queue.block_on(later).unwrap();
+    }
+    for _ in 0..4 {
+        queue.block_on(remote.read(0, 512)).unwrap();
+    }
+    remote.close().unwrap();
+}
+
+#[test]
+fn a_length_beyond_the_disk_takes_no_memory() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let storage = make(&queue, PART);
+    let device = SharedDevice::new(open(&storage, &queue));
+    let remote = Remote::new(device, 1, &QueueOptions::default()).unwrap();
+    for (offset, length) in [(0, 1 << 40), (0, usize::MAX), (u64::MAX, 512), (PART, 1)] {
+        let read = queue.block_on(remote.read(offset, length));
+        assert!(matches!(read, Err(zebu::Error::OutOfRange { .. })));
+    }
+}
+
+/// The last `Arc` may be that of a request, which must not wait for its own end.
+#[test]
+fn a_request_may_own_the_remote_that_executes_it() {
+    for closes in [false, true] {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let storage = make(&queue, PART);
+        let device = SharedDevice::new(open(&storage, &queue));
+        let remote = Arc::new(Remote::new(device.clone(), 2, &QueueOptions::default()).unwrap());
+        let (go, may_go) = futures_channel::oneshot::channel::<()>();
+        let owned = remote.clone();
+        let request = remote.run(move |queue, device| async move {
+            let _ = may_go.await;
+            device.enter().await?.flush(&queue).await?;
+            let owned = Arc::into_inner(owned).expect("the last one");
+            match closes {
+                true => owned.close(),
+                false => {
+                    drop(owned);
+                    Ok(())
+                }
+            }
+        });
+        drop(remote);
+        go.send(()).unwrap();
+        assert_eq!(queue.block_on(request).is_err(), closes);
+        queue.block_on(device.close(&queue)).unwrap();
+    }
 }
 
 #[test]

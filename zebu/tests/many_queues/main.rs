@@ -1,5 +1,5 @@
 //! Guards against blocks that are lost, misplaced, torn or invented when many threads use one
-//! image for long. Each thread has its own queue, ranges overlap and are adjacent, and there is a
+//! image for long. Each thread has its own queue, which it drives in one of several ways, ranges overlap and are adjacent, and there is a
 //! backing chain. The caches are so small that slices are evicted all the time. Snapshots are
 //! created, applied and deleted between the rounds. A bitmap records what changes.
 //!
@@ -20,6 +20,8 @@
 mod common;
 #[path = "../common/dirty.rs"]
 mod dirty;
+#[path = "../common/driven.rs"]
+mod driven;
 #[path = "../common/ledger.rs"]
 mod ledger;
 #[path = "../common/load.rs"]
@@ -165,6 +167,7 @@ impl Run {
         let count = 4 + self.rng.below(13);
         let thread = |_| Thread {
             queue: queue_of(&mut self.rng, &self.engines),
+            driven: self.rng.pick(&driven::WAYS),
             requests: 20 + self.rng.below(180),
             depth: 1 + self.rng.index(8),
             rng: Rng::new(self.rng.next()),

@@ -18,6 +18,8 @@ mod common;
 #[path = "../common/dirty.rs"]
 mod dirty;
 mod disk;
+#[path = "../common/driven.rs"]
+mod driven;
 mod interop;
 #[path = "../common/ledger.rs"]
 mod ledger;

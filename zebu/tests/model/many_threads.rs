@@ -10,6 +10,7 @@ use zebu::storage::{EngineKind, Queue};
 use crate::bitmaps::Bitmaps;
 use crate::common::{Rng, peer};
 use crate::disk::assert_same;
+use crate::driven::WAYS;
 use crate::ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
 use crate::load::{Load, Thread, settle};
 use crate::setup::{Opening, Setup, queue_options};
@@ -48,6 +49,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
             let count = 2 + rng.below(3);
             let thread = |_| Thread {
                 queue: queue_options(&mut rng, engines),
+                driven: rng.pick(&WAYS),
                 requests: 5 + rng.below(60),
                 depth: 1 + rng.index(8),
                 rng: Rng::new(rng.next()),

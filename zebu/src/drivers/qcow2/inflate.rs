@@ -56,7 +56,7 @@ impl Image {
         if let Some(bytes) = self.inflated.get(key) {
             return Ok(bytes);
         }
-        self.as_own_task(queue, async move |image, queue| {
+        self.as_task(queue, async move |image, queue| {
             let load = async || {
                 image.spend(data.work())?;
                 inflate(queue, &*image.file, guest, data).await

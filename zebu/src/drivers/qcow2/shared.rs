@@ -2,9 +2,8 @@
 //!
 //! What several requests may need (loading a table, a commit, a change of the
 //! header) is done by a task of the queue of the first such request. The task goes
-//! on when the request that waits for it is dropped or no longer polled, so it
-//! shares ownership of the image. The epoch of the request ends with it: a task that
-//! uses clusters enters the epoch itself, or is cancelled with the request.
+//! on when the request that waits for it is no longer polled, so it shares ownership
+//! of the image. It is cancelled when the request is dropped.
 //!
 //! A change of the whole image (`&mut`) waits until no task is left, and starts
 //! none: its commits are part of its future. See [`Whole`](super::Whole) for what
@@ -132,8 +131,9 @@ impl Drop for Share {
 }
 
 impl Image {
-    /// Runs `work` as a task of the queue, and waits for it. The task goes on if
-    /// this future is dropped or not polled, and ends with the queue.
+    /// Runs `work` as a task of the queue, and waits for it. The task goes on if this future is not
+    /// polled. It is cancelled with this future: nobody may drive the queue afterwards, and
+    /// requests of others that need the work then do it themselves.
     ///
     /// During exclusive access to the image `work` is part of this future.
     pub(super) async fn as_task<T: 'static>(
@@ -142,21 +142,8 @@ impl Image {
         work: impl AsyncFnOnce(&Image, &Queue) -> T + 'static,
     ) -> T {
         match self.tasks.share() {
-            Some(share) => queue.detach(|queue| share.run(queue, work)).await,
-            // Rare, and would make the futures of all requests larger.
-            None => Box::pin(work(self, queue)).await,
-        }
-    }
-
-    /// As [`Image::as_task`], but the task is cancelled when this future is dropped, so that it
-    /// does not use clusters after the request has left the epoch.
-    pub(super) async fn as_own_task<T: 'static>(
-        &self,
-        queue: &Queue,
-        work: impl AsyncFnOnce(&Image, &Queue) -> T + 'static,
-    ) -> T {
-        match self.tasks.share() {
             Some(share) => queue.begin(|queue| share.run(queue, work)).await,
+            // Rare, and would make the futures of all requests larger.
             None => Box::pin(work(self, queue)).await,
         }
     }

@@ -39,10 +39,10 @@ impl Tables {
     }
 
     /// Reads a piece unless it is kept. The read is a task: other requests wait for it, and it goes
-    /// on if this one is dropped.
+    /// on if this one is not polled.
     pub(super) async fn load(self: &Arc<Self>, queue: &Queue, number: u64) -> Result<Arc<Piece>> {
         let tables = self.clone();
-        let load = queue.detach(|queue| async move {
+        let load = queue.begin(|queue| async move {
             let read = || tables.read(&queue, number * PIECE, PIECE);
             tables.pieces.get_or_load(number, read).await
         });

@@ -2,6 +2,7 @@
 //! `convert` do, and the libraries for other languages.
 
 mod creation;
+mod device;
 mod file;
 mod options;
 

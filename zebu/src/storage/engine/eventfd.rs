@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use super::Notify;
 
 /// An `eventfd(2)`.
+#[derive(Debug)]
 pub(super) struct EventFd(File);
 
 impl EventFd {

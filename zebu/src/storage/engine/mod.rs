@@ -192,12 +192,16 @@ impl fmt::Display for EngineKind {
 }
 
 impl FromStr for EngineKind {
-    type Err = String;
-    fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .ok_or_else(|| format!("Invalid aio option: {name}"))
+    type Err = crate::Error;
+    /// [`EngineKind::name`]; else the error is [`Error::Refused`].
+    ///
+    /// [`Error::Refused`]: crate::Error::Refused
+    fn from_str(name: &str) -> crate::Result<Self> {
+        let kind = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        kind.ok_or_else(|| {
+            let name = crate::printable(name.as_bytes());
+            crate::Error::Refused(format!("Invalid aio option: {name}"))
+        })
     }
 }
 

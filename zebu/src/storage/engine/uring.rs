@@ -3,13 +3,15 @@
 
 use std::cell::OnceCell;
 use std::io;
-use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::eventfd::EventFd;
 use super::op::{Op, OpKind};
+use super::watch::{new_epoll, register};
 use super::workers::Workers;
 use super::{Completion, Engine, Interest, Notify, Token};
 
@@ -32,16 +34,12 @@ const ASYNC: u64 = 1 << Token::BITS;
 /// The engine.
 pub struct Uring {
     ring: IoUring,
-    event: Arc<EventFd>,
-    /// For another event loop: the ring's descriptor does not report completions that are
-    /// `deferred`. Registered (`IORING_REGISTER_EVENTFD`) from the first [`Engine::arm`] on, since
-    /// it makes each completion slower.
-    completed: OnceCell<EventFd>,
+    wake: Arc<Wake>,
+    /// Whether `Wake::completed` is registered (`IORING_REGISTER_EVENTFD`): from the first
+    /// [`Engine::arm`] on, since it makes each completion slower.
     registered: bool,
-    /// Whether a poll has ended since it was registered. If the poll was of an eventfd, the kernel
-    /// signals the registered one later (a wake-up of an eventfd must not cause another); Linux
-    /// 6.18 does that once for each registration.
-    poll_ended: bool,
+    /// Waits for descriptors that have not ended.
+    watches: Vec<Watch>,
     wake_armed: bool,
     /// Whether completions are delivered only when the thread enters the kernel
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
@@ -60,6 +58,77 @@ pub struct Uring {
     has_ftruncate: OnceCell<bool>,
     /// For what the kernel does not do in the ring.
     workers: Option<Workers>,
+}
+
+/// What wakes the thread: from the ring, or from another event loop.
+#[derive(Debug)]
+struct Wake {
+    /// The ring polls it while the thread waits there.
+    event: EventFd,
+    outside: OnceLock<Outside>,
+    /// Whether another event loop waits.
+    ///
+    /// Then the ring must not be what reports a wake-up: the kernel puts off the signal of a ring's
+    /// registered eventfd if it comes from a write to an eventfd.
+    is_outside: AtomicBool,
+}
+
+/// For another event loop; the ring's descriptor does not report completions that are deferred.
+#[derive(Debug)]
+struct Outside {
+    /// An epoll instance with `completed` and, for the same reason as above, a duplicate of the
+    /// descriptor of each wait.
+    epoll: OwnedFd,
+    /// Readable after a completion or a wake-up.
+    completed: EventFd,
+}
+
+/// A wait for a descriptor.
+struct Watch {
+    token: Token,
+    fd: RawFd,
+    interest: Interest,
+    /// What `Outside::epoll` waits for.
+    duplicate: Option<OwnedFd>,
+}
+
+impl Notify for Wake {
+    fn notify(&self) {
+        // Pairs with `set_outside`: what is to be noticed is seen there, or the change here.
+        fence(Ordering::SeqCst);
+        match self.outside.get() {
+            Some(outside) if self.is_outside.load(Ordering::SeqCst) => outside.completed.notify(),
+            _ => self.event.notify(),
+        }
+    }
+}
+
+impl Wake {
+    /// Sets where the thread waits from now on. Returns where it did before.
+    fn set_outside(&self, outside: bool) -> bool {
+        // Only the thread itself sets it.
+        let before = self.is_outside.load(Ordering::Relaxed);
+        if before != outside {
+            self.is_outside.store(outside, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        }
+        before
+    }
+}
+
+impl Wake {
+    /// Takes a wait that has ended out of `watches`.
+    fn unwatched(&self, watches: &mut Vec<Watch>, token: Token) {
+        let Some(at) = watches.iter().position(|watch| watch.token == token) else {
+            return;
+        };
+        if let (Some(outside), Some(duplicate)) =
+            (self.outside.get(), watches.swap_remove(at).duplicate)
+        {
+            // Closing alone leaves it registered: the caller's descriptor is of the same file.
+            let _ = rustix::event::epoll::delete(&outside.epoll, &duplicate);
+        }
+    }
 }
 
 impl Uring {
@@ -84,10 +153,13 @@ impl Uring {
         }
         Ok(Uring {
             ring,
-            event: Arc::new(EventFd::new()?),
-            completed: OnceCell::new(),
+            wake: Arc::new(Wake {
+                event: EventFd::new()?,
+                outside: OnceLock::new(),
+                is_outside: AtomicBool::new(false),
+            }),
             registered: false,
-            poll_ended: false,
+            watches: Vec::new(),
             wake_armed: false,
             deferred,
             in_flight: 0,
@@ -161,7 +233,7 @@ impl Uring {
     /// Queues the poll of the event, unless it is in the ring.
     fn arm_wake(&mut self) {
         if !self.wake_armed {
-            let poll = opcode::PollAdd::new(types::Fd(self.event.fd()), libc::POLLIN as u32);
+            let poll = opcode::PollAdd::new(types::Fd(self.wake.event.fd()), libc::POLLIN as u32);
             self.push(poll.build().user_data(WAKE));
             self.wake_armed = true;
         }
@@ -189,14 +261,15 @@ impl Uring {
         for entry in self.ring.completion() {
             match entry.user_data() {
                 WAKE => {
-                    self.event.clear();
+                    self.wake.event.clear();
                     self.wake_armed = false;
-                    self.poll_ended = true;
                 }
                 UNWATCH => {}
                 data => {
                     self.in_flight -= 1;
-                    self.poll_ended |= data & WATCH != 0;
+                    if data & WATCH != 0 {
+                        self.wake.unwatched(&mut self.watches, data as Token);
+                    }
                     let mut result = entry.result();
                     if data & ASYNC != 0 && result == -libc::ECANCELED {
                         // Only waits are cancelled here: the kernel could not make a thread. The
@@ -256,7 +329,7 @@ impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
         if !self.is_for_ring(op.kind) {
-            let workers = Workers::of(&mut self.workers, &self.event);
+            let workers = Workers::of(&mut self.workers, &self.wake);
             // SAFETY: passed on.
             return unsafe { workers.submit([(token, op)]) };
         }
@@ -281,6 +354,12 @@ impl Engine for Uring {
         self.in_flight += 1;
         let poll = opcode::PollAdd::new(types::Fd(fd), interest.events() as u32);
         self.push(poll.build().user_data(WATCH | u64::from(token)));
+        self.watches.push(Watch {
+            token,
+            fd,
+            interest,
+            duplicate: None,
+        });
     }
 
     fn unwatch(&mut self, token: Token) {
@@ -292,6 +371,8 @@ impl Engine for Uring {
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
+        // A wake-up that was meant for the other event loop is not lost: the caller looks again.
+        let wait = wait && !self.wake.set_outside(false);
         if wait {
             self.arm_wake();
         }
@@ -306,46 +387,51 @@ impl Engine for Uring {
     }
 
     fn notifier(&self) -> Arc<dyn Notify> {
-        self.event.clone()
+        self.wake.clone()
     }
 
     fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
-        let Some(completed) = self.completed.get() else {
+        let wake = self.wake.clone();
+        let Some(outside) = wake.outside.get() else {
             // Nothing waits for the descriptor yet. When it is made it is readable, and this is
             // called again.
             return self.poll(false, done).map(|()| false);
         };
-        let completed = completed.fd();
-        self.reap(done);
-        if self.registered && self.poll_ended {
-            self.ring.submitter().unregister_eventfd()?;
-            self.registered = false;
-        }
+        wake.set_outside(true);
         if !self.registered {
+            let completed = outside.completed.fd();
             self.ring.submitter().register_eventfd(completed)?;
             self.registered = true;
         }
-        self.poll_ended = false;
-        // Before completions are reaped: later ones make it readable again.
-        if let Some(completed) = self.completed.get() {
-            completed.clear();
+        let mut unregistered = false;
+        for watch in &mut self.watches {
+            if watch.duplicate.is_none() {
+                let duplicate = register(&outside.epoll, watch.fd, watch.interest.events());
+                watch.duplicate = duplicate.ok();
+                unregistered |= watch.duplicate.is_none();
+            }
         }
-        // After reaping, which may have taken the end of the poll.
-        self.arm_wake();
+        // Before completions are reaped: later ones make it readable again.
+        outside.completed.clear();
+        self.reap(done);
         self.put_off = 0;
-        self.enter_again(0)?;
+        if !self.ring.submission().is_empty() || !self.deferred || self.has_deferred() {
+            self.enter_again(0)?;
+        }
         let left = !self.ring.submission().is_empty() || self.ring.completion().len() >= DELIVERED;
         self.reap(done);
-        Ok(left || self.poll_ended)
+        Ok(left || unregistered)
     }
 
     fn descriptor(&self) -> io::Result<RawFd> {
-        if let Some(completed) = self.completed.get() {
-            return Ok(completed.fd());
+        if let Some(outside) = self.wake.outside.get() {
+            return Ok(outside.epoll.as_raw_fd());
         }
         let completed = EventFd::new()?;
+        let epoll = new_epoll(&completed)?;
         completed.notify();
-        Ok(self.completed.get_or_init(|| completed).fd())
+        let outside = Outside { epoll, completed };
+        Ok(self.wake.outside.get_or_init(|| outside).epoll.as_raw_fd())
     }
 }
 

@@ -53,9 +53,7 @@ impl Watches {
         if let Some(epoll) = self.epoll.get() {
             return Ok(epoll.as_raw_fd());
         }
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(0);
-        epoll::add(&epoll, event, data, epoll::EventFlags::IN)?;
+        let epoll = new_epoll(event)?;
         event.notify();
         Ok(self.epoll.get_or_init(|| epoll).as_raw_fd())
     }
@@ -76,7 +74,7 @@ impl Watches {
     /// Adds a wait; one that cannot be registered ends with that error.
     fn insert(&mut self, token: Token, poll: libc::pollfd) {
         if let (Some(registered), Some(epoll)) = (&mut self.registered, self.epoll.get()) {
-            match register(epoll, &poll) {
+            match register(epoll, poll.fd, poll.events) {
                 Ok(duplicate) => registered.push(duplicate),
                 Err(e) => {
                     let errno = e.raw_os_error().unwrap_or(libc::EIO);
@@ -162,12 +160,20 @@ impl Watches {
     }
 }
 
-/// Makes `epoll` wait for what `poll` waits for, through the duplicate that is returned.
-fn register(epoll: &OwnedFd, poll: &libc::pollfd) -> io::Result<OwnedFd> {
+/// An epoll instance that waits for `event`.
+pub(super) fn new_epoll(event: &EventFd) -> io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(&epoll, event, data, epoll::EventFlags::IN)?;
+    Ok(epoll)
+}
+
+/// Makes `epoll` wait for these events of a descriptor, through the duplicate that is returned.
+pub(super) fn register(epoll: &OwnedFd, fd: RawFd, events: libc::c_short) -> io::Result<OwnedFd> {
     // SAFETY: the caller of `Engine::watch` keeps it open while it waits.
-    let fd = unsafe { BorrowedFd::borrow_raw(poll.fd) };
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
-    let flags = epoll::EventFlags::from_bits_retain(poll.events as u32);
+    let flags = epoll::EventFlags::from_bits_retain(events as u32);
     epoll::add(epoll, &duplicate, epoll::EventData::new_u64(0), flags)?;
     Ok(duplicate)
 }

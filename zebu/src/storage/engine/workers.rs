@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use super::eventfd::EventFd;
 use super::op::Op;
 use super::{Completion, Notify, Token};
 use crate::lock;
@@ -61,7 +60,10 @@ impl Workers {
     }
 
     /// The workers in `place`, which are made if there are none: they signal `event`.
-    pub(super) fn of<'a>(place: &'a mut Option<Self>, event: &Arc<EventFd>) -> &'a Self {
+    pub(super) fn of<'a, N: Notify + 'static>(
+        place: &'a mut Option<Self>,
+        event: &Arc<N>,
+    ) -> &'a Self {
         place.get_or_insert_with(|| {
             let event = event.clone();
             Workers::new(move || event.notify())

@@ -71,10 +71,16 @@ impl Drop for Spawned {
         let Some(inner) = self.0.upgrade() else {
             return;
         };
-        let left = inner.spawned.get() - 1;
-        inner.spawned.set(left);
-        if left == 0 {
-            let waiting = inner.draining.take();
+        inner.spawned.set(inner.spawned.get() - 1);
+        inner.wake_draining();
+    }
+}
+
+impl Inner {
+    /// Wakes [`Queue::drain`] if it may be ready.
+    pub(super) fn wake_draining(&self) {
+        if self.spawned.get() == 0 && self.unbroken.get() == 0 {
+            let waiting = self.draining.take();
             waiting.into_iter().for_each(Waker::wake);
         }
     }
@@ -102,6 +108,7 @@ pub(super) fn joined<T: 'static>(
 }
 
 /// The result of a task, which is cancelled when this is dropped ([`Queue::begin`]).
+#[must_use = "dropped, it cancels the task"]
 pub(crate) struct Begun<T> {
     pub(super) queue: Queue,
     pub(super) id: u32,
@@ -119,6 +126,6 @@ impl<T> Future for Begun<T> {
 
 impl<T> Drop for Begun<T> {
     fn drop(&mut self) {
-        self.queue.inner.cancel_task(self.id, self.serial);
+        self.queue.inner.cancel_task_unbroken(self.id, self.serial);
     }
 }

@@ -40,42 +40,58 @@ pub use pool::PoolBuffer;
 pub(crate) use tasks::yield_once;
 use tasks::{Shared, Tasks};
 
-/// A handle to one thread's queue. Clones mean the same queue.
+/// A handle to one thread's queue. Clones mean the same queue, for requests and their futures; it
+/// ends when the handle that [`Queue::new`] returned is dropped, or the last one if that was
+/// forgotten.
 ///
 /// # Futures that are dropped, kept or forgotten
 /// A request's future may be dropped at any time. The drop waits for the operations that the kernel
-/// has. The range of a dropped write reads as before or as after. (A change that was sent to an NBD
-/// server goes on as a task, for which requests of the same range wait.) Work that other requests
-/// need too (loading a table, a commit, a flush of the device) is done by a task of the queue: it
-/// goes on, and its errors are not lost.
+/// has, also for a flush of a file that the request has begun for others, so that its error is not
+/// lost. The range of a dropped write reads as before or as after. (A change that was sent to an NBD
+/// server goes on as a task, for which requests of the same range wait.)
 ///
 /// A future that is kept without being polled blocks only requests that overlap it:
 /// writes to the same clusters, or to the same blocks with direct I/O. (One to an
-/// NBD server may block any request of its connection.) A future that was forgotten
+/// NBD server may block any request of its connection.) Work that other requests need too (loading
+/// a table, a commit) is done by a task of the queue, which goes on. A future that was forgotten
 /// (`std::mem::forget`) blocks them for ever, and the clusters that it allocated
 /// leak; it is safe as long as the memory of its [`Iov`](super::Iov) stays valid.
 ///
-/// Tasks run while the queue is driven ([`Queue::block_on`]), and end with its last
-/// handle; requests of other queues that waited for them then do the work
-/// themselves. A queue that is neither driven nor dropped blocks those. A device
+/// Tasks and spawned futures run while the queue is driven ([`Queue::block_on`], [`Queue::turn`]),
+/// and end with it; requests of other queues that waited for them then do the work
+/// themselves. A queue that has futures of requests, or is not idle ([`Queue::is_idle`]), and is
+/// neither driven nor dropped blocks those. A device
 /// that was dropped keeps its files, and their locks, until its tasks have ended.
 pub struct Queue {
     inner: Rc<Inner>,
-    /// Whether the queue's tasks run as long as this handle exists. Handles inside
-    /// the queue's own tasks and operations do not count.
-    keeps: bool,
     /// In how many images the one is stored whose requests use this handle.
     depth: u8,
+    role: Role,
+}
+
+/// What the drop of a handle means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It is the one that `Queue::new` returned: the queue's tasks end.
+    Owner,
+    /// The queue's tasks end if it is the last one.
+    Clone,
+    /// It is inside the queue's own tasks and operations: nothing.
+    Own,
 }
 
 impl Clone for Queue {
     fn clone(&self) -> Self {
-        if self.keeps {
-            self.inner.keepers.set(self.inner.keepers.get() + 1);
-        }
+        let role = match self.role {
+            Role::Own => Role::Own,
+            Role::Owner | Role::Clone => {
+                self.inner.keepers.set(self.inner.keepers.get() + 1);
+                Role::Clone
+            }
+        };
         Queue {
             inner: self.inner.clone(),
-            keeps: self.keeps,
+            role,
             depth: self.depth,
         }
     }
@@ -83,12 +99,13 @@ impl Clone for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if self.keeps {
-            let left = self.inner.keepers.get() - 1;
-            self.inner.keepers.set(left);
-            if left == 0 {
-                self.inner.end_tasks();
-            }
+        if self.role == Role::Own {
+            return;
+        }
+        let left = self.inner.keepers.get() - 1;
+        self.inner.keepers.set(left);
+        if left == 0 || self.role == Role::Owner {
+            self.inner.end_tasks();
         }
     }
 }
@@ -113,14 +130,16 @@ struct Inner {
     done: RefCell<Vec<Completion>>,
     wakers: RefCell<Vec<Waker>>,
     tasks: RefCell<Tasks>,
-    /// Reused by `run_ready`.
-    taken: Cell<Vec<u32>>,
+    /// Tasks that were woken and are polled one after the other.
+    taken: RefCell<VecDeque<u32>>,
+    /// The task that is being polled.
+    polled: Cell<Option<u32>>,
     shared: Arc<Shared>,
     /// Whether `block_on` or `turn` is running.
     running: Cell<bool>,
     /// Whether `turn` was ever called: another event loop waits for the descriptor.
     armed: Cell<bool>,
-    /// Number of handles with `keeps`.
+    /// Number of handles that are not `Role::Own`.
     keepers: Cell<usize>,
     /// Number of sections that tasks are in and that are not cancelled.
     unbroken: Cell<usize>,
@@ -160,7 +179,8 @@ impl Queue {
             done: RefCell::default(),
             wakers: RefCell::default(),
             tasks: RefCell::default(),
-            taken: Cell::default(),
+            taken: RefCell::default(),
+            polled: Cell::new(None),
             shared: Arc::new(Shared::new(engine.notifier())),
             engine: RefCell::new(engine),
             running: Cell::new(false),
@@ -176,7 +196,7 @@ impl Queue {
         });
         Queue {
             inner,
-            keeps: true,
+            role: Role::Owner,
             depth: 0,
         }
     }
@@ -185,7 +205,7 @@ impl Queue {
     pub(crate) fn for_itself(&self) -> Queue {
         Queue {
             inner: self.inner.clone(),
-            keeps: false,
+            role: Role::Own,
             depth: self.depth,
         }
     }

@@ -50,7 +50,7 @@ impl Drop for PoolBuffer {
 impl sealed::Sealed for PoolBuffer {}
 
 impl OwnedBuffer for PoolBuffer {
-    fn buffer(&mut self) -> &mut Buffer {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         self
     }
 }

@@ -10,31 +10,32 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::super::Storage;
 use super::super::engine::Notify;
 use super::handle::{Spawned, joined};
-use super::{Begun, Handle, Inner, Queue};
+use super::{Begun, Handle, Inner, Queue, Role};
 
 impl Queue {
     /// Runs `future` beside the others whenever the queue is driven. The handle is a future of its
     /// result; if it is dropped, `future` goes on.
     ///
-    /// A future that owns a handle to the queue keeps the queue alive: it must end before the last
-    /// other handle is dropped, or both leak.
+    /// It is dropped with the queue, so it may own a clone of the handle, but not the handle that
+    /// [`Queue::new`] returned, nor a share of that (`Rc<Queue>`): then neither is ever dropped.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Handle<T> {
         let spawned = Spawned::new(&self.inner);
         let (task, mut handle) = joined(async move {
             let _spawned = spawned;
             future.await
         });
-        let (id, serial) = self.inner.add_task(task);
+        let (id, serial) = self.inner.add_task(task, true);
         handle.task = Some((Rc::downgrade(&self.inner), id, serial));
         self.inner.wake_task(id);
         handle
     }
 
-    /// Waits until every spawned future has ended or was dropped, also those that are spawned
-    /// meanwhile. Never ready within one of them.
+    /// Waits until [`Queue::is_idle`]: every spawned future has ended or was dropped, also those
+    /// that are spawned meanwhile, and what dropped requests have left. Never ready within one of
+    /// them.
     pub async fn drain(&self) {
         std::future::poll_fn(|context| {
-            if self.inner.spawned.get() == 0 {
+            if self.is_idle() {
                 return Poll::Ready(());
             }
             let waker = context.waker().clone();
@@ -44,26 +45,35 @@ impl Queue {
         .await;
     }
 
+    /// Whether the queue has nothing to do for others: no spawned future, and nothing that goes on
+    /// after its request was dropped. Then its thread may wait elsewhere without driving it: no
+    /// request of another queue waits for it. (Requests whose futures are kept do not count.)
+    pub fn is_idle(&self) -> bool {
+        self.inner.spawned.get() == 0 && self.inner.unbroken.get() == 0
+    }
+
     /// Runs the future of `work` as a task of this queue. It is polled at once, and goes on whether
-    /// or not the result is awaited. It is dropped with the last handle of the queue, but not in an
-    /// unbroken section ([`Queue::unbroken`]).
+    /// or not the result is awaited: no request may have to wait for it. It is dropped with the
+    /// queue, but not in an unbroken section ([`Queue::unbroken`]).
     pub(crate) fn detach<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Handle<T>
     where
         F: Future<Output = T> + 'static,
     {
         let (task, handle) = joined(work(self.for_itself()));
-        let (id, _) = self.inner.add_task(task);
+        let (id, _) = self.inner.add_task(task, false);
         self.inner.run_task(id);
         handle
     }
 
-    /// As [`Queue::detach`], but the task is cancelled when the result is dropped.
+    /// As [`Queue::detach`], but the task is cancelled when the result is dropped, which waits for
+    /// the end of an unbroken section. For what requests of other queues may wait for: the queue is
+    /// perhaps not driven any more.
     pub(crate) fn begin<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Begun<T>
     where
         F: Future<Output = T> + 'static,
     {
         let (task, handle) = joined(work(self.for_itself()));
-        let (id, serial) = self.inner.add_task(task);
+        let (id, serial) = self.inner.add_task(task, false);
         self.inner.run_task(id);
         Begun {
             queue: self.for_itself(),
@@ -80,7 +90,7 @@ impl Queue {
     where
         F: Future<Output = ()> + 'static,
     {
-        let unbroken = self.begin_unbroken(true);
+        let unbroken = self.inner.begin_unbroken(None);
         let work = self.detach(|queue| {
             let work = work(queue);
             async move {
@@ -99,17 +109,15 @@ impl Queue {
     /// `storage`. Without effect outside of tasks, and for a storage in another image: there an
     /// operation may wait for a queue that is not driven while this one ends. (That image has
     /// unbroken sections and records failures itself.)
-    pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Unbroken {
-        self.begin_unbroken(!self.keeps && !storage.is_stacked())
-    }
-
-    fn begin_unbroken(&self, counts: bool) -> Unbroken {
-        let count = &self.inner.unbroken;
-        count.set(count.get() + usize::from(counts));
-        Unbroken {
-            inner: self.inner.clone(),
-            counts,
-        }
+    pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Option<Unbroken> {
+        let task = match self.role != Role::Own || storage.is_stacked() {
+            true => None,
+            false => self.inner.polled.get(),
+        };
+        // A caller's future is not polled while the queue ends.
+        let is_spawned = |id: u32| self.inner.tasks.borrow().tasks[id as usize].is_spawned;
+        let task = task.filter(|id| !is_spawned(*id));
+        task.map(|id| self.inner.begin_unbroken(Some(id)))
     }
 }
 
@@ -126,6 +134,10 @@ struct Task {
     future: Option<Pin<Box<dyn Future<Output = ()>>>>,
     serial: u64,
     waker: Arc<TaskWaker>,
+    /// Whether it is a caller's ([`Queue::spawn`]).
+    is_spawned: bool,
+    /// Number of unbroken sections that it is in.
+    unbroken: usize,
 }
 
 /// State that wakers use on any thread.
@@ -208,7 +220,11 @@ impl Tasks {
 impl Inner {
     /// Its index, and a number that distinguishes it from earlier tasks with the
     /// same index.
-    pub(super) fn add_task(&self, future: Pin<Box<dyn Future<Output = ()>>>) -> (u32, u64) {
+    pub(super) fn add_task(
+        &self,
+        future: Pin<Box<dyn Future<Output = ()>>>,
+        is_spawned: bool,
+    ) -> (u32, u64) {
         let mut tasks = self.tasks.borrow_mut();
         let tasks = &mut *tasks;
         tasks.serial += 1;
@@ -217,6 +233,7 @@ impl Inner {
                 let task = &mut tasks.tasks[id as usize];
                 task.future = Some(future);
                 task.serial = tasks.serial;
+                task.is_spawned = is_spawned;
                 id
             }
             None => {
@@ -226,6 +243,8 @@ impl Inner {
                     future: Some(future),
                     serial: tasks.serial,
                     waker,
+                    is_spawned,
+                    unbroken: 0,
                 });
                 id
             }
@@ -242,35 +261,40 @@ impl Inner {
     pub(super) fn cancel_task(&self, id: u32, serial: u64) {
         let future = {
             let mut tasks = self.tasks.borrow_mut();
-            let tasks = &mut *tasks;
             let task = &mut tasks.tasks[id as usize];
-            let future = match task.serial == serial {
+            match task.serial == serial {
                 true => task.future.take(),
                 false => None,
-            };
-            if future.is_some() {
-                tasks.free.push(id);
             }
-            future
         };
-        // With nothing borrowed: dropping it may drive the queue.
-        drop(future);
+        if future.is_some() {
+            // With nothing borrowed: dropping it may drive the queue. Its place is free afterwards.
+            let _ended = Ended(self, id);
+            drop(future);
+        }
     }
 
-    /// Drops all tasks, after the last handle that keeps them. That releases their locks and wakes
-    /// the requests of other queues that wait for them.
+    /// As [`Inner::cancel_task`], at the end of its unbroken sections.
+    pub(super) fn cancel_task_unbroken(&self, id: u32, serial: u64) {
+        let is_unbroken = || {
+            let task = &self.tasks.borrow().tasks[id as usize];
+            task.serial == serial && task.future.is_some() && task.unbroken > 0
+        };
+        if is_unbroken() {
+            self.drive_sections(is_unbroken);
+            self.arm_again();
+        }
+        self.cancel_task(id, serial);
+    }
+
+    /// Drops all tasks, with the handle that [`Queue::new`] returned or the last one that keeps
+    /// them. That releases their locks and wakes the requests of other queues that wait for them.
     pub(super) fn end_tasks(&self) {
         if self.ending.replace(true) {
             return;
         }
         loop {
-            // After a panic a section may never end.
-            while self.unbroken.get() > 0 && !std::thread::panicking() {
-                self.run_ready();
-                if self.unbroken.get() > 0 {
-                    self.drive(false);
-                }
-            }
+            self.drive_sections(|| self.unbroken.get() > 0);
             // The drop of a task may begin another section.
             let next = {
                 let tasks = self.tasks.borrow();
@@ -285,22 +309,72 @@ impl Inner {
         self.ending.set(false);
     }
 
+    /// Drives the queue for unbroken sections while `last`. A caller's futures, of which one may be
+    /// dropping a request just now, are not polled.
+    fn drive_sections(&self, last: impl Fn() -> bool) {
+        let mut later = Later {
+            inner: self,
+            tasks: Vec::new(),
+        };
+        // After a panic a section may never end.
+        while last() && !std::thread::panicking() {
+            self.take_ready();
+            while let Some(id) = self.next_ready() {
+                let is_for_later = id == ROOT || {
+                    let task = &self.tasks.borrow().tasks[id as usize];
+                    // Without a future, it may be the one that is being polled.
+                    task.is_spawned || task.future.is_none()
+                };
+                match is_for_later {
+                    true => later.tasks.push(id),
+                    false => self.run_task(id),
+                }
+            }
+            if last() {
+                self.drive(false);
+            }
+        }
+    }
+
+    fn begin_unbroken(self: &Rc<Self>, task: Option<u32>) -> Unbroken {
+        self.unbroken.set(self.unbroken.get() + 1);
+        if let Some(id) = task {
+            self.tasks.borrow_mut().tasks[id as usize].unbroken += 1;
+        }
+        Unbroken {
+            inner: self.clone(),
+            task,
+        }
+    }
+
+    /// Adds the tasks that were woken to `taken`.
+    fn take_ready(&self) {
+        let mut taken = self.taken.borrow_mut();
+        taken.extend(self.shared.ready().drain(..));
+    }
+
+    fn next_ready(&self) -> Option<u32> {
+        self.taken.borrow_mut().pop_front()
+    }
+
     /// Polls the tasks that were woken. True: the future of `block_on` was, too.
     ///
     /// If one panics, the others remain woken.
     pub(super) fn run_ready(&self) -> bool {
-        let mut taken = Taken {
+        self.take_ready();
+        let _rest = Later {
             inner: self,
-            tasks: self.taken.take(),
-            next: 0,
+            tasks: Vec::new(),
         };
-        std::mem::swap(&mut *self.shared.ready(), &mut taken.tasks);
         let mut root_is_ready = false;
-        while let Some(&task) = taken.tasks.get(taken.next) {
-            taken.next += 1;
-            match task {
-                ROOT => root_is_ready = true,
-                task => self.run_task(task),
+        // Not those that are woken meanwhile.
+        let count = self.taken.borrow().len();
+        for _ in 0..count {
+            match self.next_ready() {
+                Some(ROOT) => root_is_ready = true,
+                Some(task) => self.run_task(task),
+                // One of them drove the queue.
+                None => break,
             }
         }
         root_is_ready
@@ -319,6 +393,7 @@ impl Inner {
             (future, Waker::from(task.waker.clone()))
         };
         let ended = Ended(self, id);
+        let _polled = Polled(self, self.polled.replace(Some(id)));
         let mut context = Context::from_waker(&waker);
         if future.as_mut().poll(&mut context).is_pending() {
             std::mem::forget(ended);
@@ -338,34 +413,46 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Tasks that were woken and are polled one after the other.
-struct Taken<'a> {
-    inner: &'a Inner,
-    tasks: Vec<u32>,
-    next: usize,
+/// The task that is being polled is this one again.
+struct Polled<'a>(&'a Inner, Option<u32>);
+
+impl Drop for Polled<'_> {
+    fn drop(&mut self) {
+        self.0.polled.set(self.1);
+    }
 }
 
-impl Drop for Taken<'_> {
+/// Tasks that were woken and are polled later, with those that are left in `taken`.
+struct Later<'a> {
+    inner: &'a Inner,
+    tasks: Vec<u32>,
+}
+
+impl Drop for Later<'_> {
     fn drop(&mut self) {
-        let mut tasks = std::mem::take(&mut self.tasks);
-        if self.next < tasks.len() {
-            self.inner.shared.ready().extend(&tasks[self.next..]);
+        let mut taken = self.inner.taken.borrow_mut();
+        if !self.tasks.is_empty() || !taken.is_empty() {
+            let mut ready = self.inner.shared.ready();
+            ready.append(&mut self.tasks);
+            ready.extend(taken.drain(..));
         }
-        tasks.clear();
-        self.inner.taken.replace(tasks);
     }
 }
 
 /// Ends an unbroken section ([`Queue::unbroken`]).
 pub(crate) struct Unbroken {
     inner: Rc<Inner>,
-    counts: bool,
+    task: Option<u32>,
 }
 
 impl Drop for Unbroken {
     fn drop(&mut self) {
-        let count = &self.inner.unbroken;
-        count.set(count.get() - usize::from(self.counts));
+        let left = self.inner.unbroken.get() - 1;
+        self.inner.unbroken.set(left);
+        if let Some(id) = self.task {
+            self.inner.tasks.borrow_mut().tasks[id as usize].unbroken -= 1;
+        }
+        self.inner.wake_draining();
     }
 }
 
