@@ -95,7 +95,7 @@ fn cache(value: Option<&str>, what: &str) -> Result<CacheMode, Failure> {
     };
     value
         .parse()
-        .map_err(|()| Failure::new(format!("Invalid {what} option: {value}")))
+        .map_err(|_| Failure::new(format!("Invalid {what} option: {value}")))
 }
 
 /// The value of `-r`: bytes a second.

@@ -162,14 +162,16 @@ fn announce(plan: &Plan) {
 
 fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> {
     let engine = match &arguments.aio {
-        Some(name) => name.parse().map_err(Failure::new)?,
+        Some(name) => name
+            .parse()
+            .map_err(|e: zebu::Error| Failure::new(e.to_string()))?,
         None if arguments.native => EngineKind::Native,
         None => EngineKind::best(),
     };
     let cache = match &arguments.cache {
         Some(name) => name
             .parse()
-            .map_err(|()| Failure::new("Invalid cache mode"))?,
+            .map_err(|_| Failure::new("Invalid cache mode"))?,
         None => CacheMode::default(),
     };
     if arguments.image_opts && arguments.format.is_some() {

@@ -49,11 +49,11 @@ impl Opening {
             'k' => self.engine = Some(EngineKind::Native),
             't' => match value.parse() {
                 Ok(cache) => self.cache = Some(cache),
-                Err(()) => return Some(Err(format!("Invalid cache option: {value}"))),
+                Err(_) => return Some(Err(format!("Invalid cache option: {value}"))),
             },
             'i' => match value.parse() {
                 Ok(engine) => self.engine = Some(engine),
-                Err(e) => return Some(Err(e)),
+                Err(e) => return Some(Err(e.to_string())),
             },
             'd' => match &*value {
                 "unmap" | "on" => self.ignore_discards = false,

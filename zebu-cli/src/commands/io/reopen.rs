@@ -61,7 +61,7 @@ impl Flags {
             match option.map_err(Failure::Option)? {
                 ('c', Some(value)) => match value.to_string_lossy().parse() {
                     Ok(cache) => flags.cache = Some(cache),
-                    Err(()) => {
+                    Err(_) => {
                         let text = format!("Invalid cache option: {}", value.shown());
                         return Err(Failure::Named(text));
                     }

@@ -97,7 +97,7 @@ impl ImageArguments {
             None => Ok(CacheMode::WriteBack),
             Some(name) => name
                 .parse()
-                .map_err(|()| Failure::new(format!("Invalid cache mode `{name}'"))),
+                .map_err(|_| Failure::new(format!("Invalid cache mode `{name}'"))),
         }
     }
 
