@@ -246,6 +246,13 @@ if begin locks; then
     program --test cli -- --nocapture lock::
     end "pairs of uses, zebu's and QEMU's"
 fi
+if begin together; then
+    ZEBU_TOGETHER_RUNS=${ZEBU_TOGETHER_RUNS:-$(of 20 500 20000)}
+    export ZEBU_TOGETHER_RUNS
+    program --test together -- --nocapture
+    unset ZEBU_TOGETHER_RUNS
+    end "runs of two programs at once"
+fi
 if begin sessions; then
     ZEBU_SESSIONS_STEPS=${ZEBU_SESSIONS_STEPS:-$(of 120 2000 100000)}
     export ZEBU_SESSIONS_STEPS
