@@ -171,6 +171,12 @@ if begin formats; then
         ZEBU_VMDK_DAMAGED ZEBU_VHDX_DAMAGE
     end "images of other formats"
 fi
+if begin spelling; then
+    export ZEBU_SPELLINGS="${ZEBU_SPELLINGS:-$(of 20 100 2000)}"
+    program --test spelling -- --nocapture
+    unset ZEBU_SPELLINGS
+    end "spellings of containers"
+fi
 if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
     run cargo test -p zebu -p zebu-sim --test crash --test simulate breaks -- --ignored --nocapture

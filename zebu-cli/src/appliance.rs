@@ -1,6 +1,7 @@
 //! Disks of virtual appliances (OVA and OVF).
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -35,15 +36,27 @@ pub fn has_file(name: &OsStr, path: &Path) -> bool {
     own_files(name).any(|own| same_file::is_same(&own, path))
 }
 
-/// The names of these files, as far as there are such.
+/// The names of these files, as far as there are such. Each manifest of the directory may be its own.
 pub fn own_files(name: &OsStr) -> impl Iterator<Item = PathBuf> {
     let name = Path::new(name);
+    let folder = name
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let beside = fs::read_dir(folder.unwrap_or(Path::new(".")))
+        .into_iter()
+        .flatten();
+    let beside = beside.flatten().map(|entry| entry.path());
+    let manifests = beside.filter(|path| {
+        let ending = path.extension();
+        ending.is_some_and(|ending| ending.eq_ignore_ascii_case("mf"))
+    });
     [
         name.into(),
         name.with_extension("mf"),
         name.with_extension("MF"),
     ]
     .into_iter()
+    .chain(manifests)
 }
 
 fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {
@@ -77,6 +90,9 @@ pub fn open_disk(
             "There is no disk {number}; the appliance has {count}"
         ))
     })?;
+    if let Some(why) = &disk.missing {
+        return Err(wrong(format!("Disk {number} cannot be read: {why}")));
+    }
     let stored = disk.stored.as_ref();
     let stored = stored.ok_or_else(|| wrong(format!("Disk {number} is empty: it has no file")))?;
     if let Some(why) = stored.packed {
@@ -127,12 +143,19 @@ fn text(name: &OsStr, appliance: &Appliance) -> String {
         let Disk {
             capacity, stored, ..
         } = disk;
+        let none = match disk.missing {
+            Some(_) => "(missing)",
+            None => "(empty)",
+        };
         let file = stored
             .as_ref()
-            .map_or("(empty)".into(), |s| printable(s.name.as_bytes()));
+            .map_or(none.into(), |s| printable(s.name.as_bytes()));
         text += &format!("disk {number}: {file}\n");
         if let Some(capacity) = capacity {
             text += &format!("    virtual size: {}\n", in_bytes(*capacity));
+        }
+        if let Some(why) = &disk.missing {
+            text += &format!("    cannot be read: {}\n", printable(why.as_bytes()));
         }
         let Some(stored) = stored else { continue };
         text += &format!("    file format: {}\n", disk.format.unwrap_or("unknown"));
@@ -160,6 +183,9 @@ fn value(name: &OsStr, appliance: &Appliance) -> Value {
         }
         if let Some(format) = disk.format {
             map.add("format", format);
+        }
+        if let Some(why) = &disk.missing {
+            map.add("missing", &**why);
         }
         if let Some(stored) = &disk.stored {
             map.add("file", &*stored.name);

@@ -94,6 +94,7 @@ pub fn device_with(
         )));
     }
     drop(device);
+    // It was warned of what the plain image is.
     Device::open(queue, &source, options)
         .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))
 }
@@ -170,8 +171,20 @@ impl<K, W: Write> Drop for Few<K, W> {
     }
 }
 
-/// Says that writes to the start of an image are restricted, if they are.
-fn warn_if_guessed(device: &Device) {
+/// Says that writes to the start of an image are restricted, if they are, and what images look like that
+/// are taken for raw disks because QEMU does so.
+pub fn warn_if_guessed(device: &Device) {
+    for spec in device.layers().iter().map(|layer| &layer.spec) {
+        if let Some(what) = spec.looks_like() {
+            // An error of standard error cannot be reported.
+            let _ = writeln!(
+                std::io::stderr(),
+                "WARNING: '{}' is {what}, but taken for a raw disk, as QEMU does.\n         \
+                 Specify the format explicitly if that is what you want.",
+                printable(spec.display_name().as_bytes())
+            );
+        }
+    }
     if let Some(raw) = device.top().as_raw()
         && raw.is_guessed()
     {

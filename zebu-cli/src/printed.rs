@@ -12,12 +12,20 @@ use zebu::internal::printable_bytes;
 
 /// Whether reports have names as they are.
 static RAW: OnceLock<bool> = OnceLock::new();
+/// Whether the program was called by a name of QEMU's.
+static AS_QEMU: OnceLock<bool> = OnceLock::new();
 
 /// Notes how the program was called. Scripts that call it by a name of QEMU's get names as QEMU
 /// prints them; a terminal does not.
 pub fn set_program(name: &str) {
     let is_qemu = ["qemu-img", "qemu-io", "qemu-nbd"].contains(&name);
+    let _ = AS_QEMU.set(is_qemu);
     let _ = RAW.set(is_qemu && !stdout().is_terminal());
+}
+
+/// Whether the program was called by a name of QEMU's.
+pub fn is_as_qemu() -> bool {
+    AS_QEMU.get().is_some_and(|as_qemu| *as_qemu)
 }
 
 fn is_raw() -> bool {

@@ -10,7 +10,7 @@ use zebu::Limits;
 use zebu::block::{OpenOptions, Policy};
 
 use crate::failure::Failure;
-use crate::{block_cache, objects};
+use crate::{block_cache, objects, printed};
 
 /// The option's name, without dashes.
 pub const NAME: &str = "untrusted";
@@ -60,6 +60,7 @@ pub fn is_on() -> bool {
 pub fn defaults() -> OpenOptions {
     OpenOptions::default()
         .policy(policy())
+        .guess_as_qemu(printed::is_as_qemu())
         .objects(objects::all())
         .block_cache(block_cache::get())
 }

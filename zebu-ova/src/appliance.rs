@@ -11,10 +11,12 @@ use crate::archive::{self, BLOCK, Member};
 use crate::checksum::{Algorithm, Checksum};
 use crate::descriptor::{Descriptor, DiskEntry};
 use crate::manifest::Manifest;
-use crate::{Error, Result, href, refused};
+use crate::{Error, Result, href, refused, text};
 
 /// Bytes of a descriptor or a manifest at most.
 const MAX_TEXT: u64 = 16 << 20;
+/// Files of a directory that are looked at for a manifest at most.
+const MAX_BESIDE: usize = 10_000;
 
 /// A virtual appliance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +38,10 @@ pub struct Disk {
     pub capacity: Option<u64>,
     /// The image format, as qemu-img calls it; None: the URI in the descriptor is not known.
     pub format: Option<&'static str>,
-    /// The image; None: the disk is empty.
+    /// The image; None: the disk is empty, or `missing`.
     pub stored: Option<Stored>,
+    /// Why there is no image, though the disk is not empty.
+    pub missing: Option<String>,
 }
 
 /// Where the image of a disk is stored.
@@ -119,33 +123,44 @@ enum Container<'a> {
 impl Container<'_> {
     fn read(&self) -> Result<Appliance> {
         let name = self.descriptor_name()?;
-        let Some(text) = self.text(&name)? else {
+        let Some(bytes) = self.text(&name)? else {
             return refused(format!("There is no '{name}'"));
         };
-        let stem = name.rsplit_once('.').map_or(&*name, |(stem, _)| stem);
-        let mut manifest = Manifest::default();
-        for ending in ["MF", "mf"] {
-            if let Some(text) = self.text(&format!("{stem}.{ending}"))? {
-                manifest = Manifest::parse(&utf8(text, "manifest")?)?;
+        let (folder, _) = href::split(&name);
+        let (manifest_name, manifest) = match self.manifest_name(&name)? {
+            Some(name) => {
+                let bytes = self.text(&name)?.unwrap_or_default();
+                let manifest = Manifest::parse(&text::decode(bytes, "manifest")?)?;
+                (name, manifest)
             }
+            None => Default::default(),
+        };
+        let mut is_used = manifest.is_empty();
+        if let Some(expected) = manifest.of_file(folder, &name) {
+            expected.expect(&Checksum::of_bytes(expected.algorithm, &bytes), &name)?;
+            is_used = true;
         }
-        if let Some(expected) = manifest.of(&name) {
-            expected.expect(&Checksum::of_bytes(expected.algorithm, &text), &name)?;
-        }
-        let descriptor = Descriptor::parse(&utf8(text, "descriptor")?)?;
+        let descriptor = Descriptor::parse(&text::decode(bytes, "descriptor")?)?;
         let disks = descriptor.disks.into_iter();
-        let disks = disks.map(|entry| self.disk(entry, &manifest));
+        let disks = disks.map(|entry| self.disk(entry, folder, &manifest));
+        let disks = disks.collect::<Result<Vec<_>>>()?;
+        let mut stored = disks.iter().filter_map(|disk| disk.stored.as_ref());
+        is_used |= stored.any(|stored| stored.checksum.is_some());
+        if !is_used && disks.iter().any(|disk| disk.stored.is_some()) {
+            return refused(format!(
+                "The manifest '{manifest_name}' has no checksum of a file of this appliance"
+            ));
+        }
         Ok(Appliance {
             name: descriptor.name,
-            disks: disks.collect::<Result<_>>()?,
+            disks,
         })
     }
 
     fn descriptor_name(&self) -> Result<String> {
         match self {
             Container::Archive(_, _, members) => {
-                let is_descriptor = |name: &str| name.to_ascii_lowercase().ends_with(".ovf");
-                let descriptors = members.iter().filter(|(name, _)| is_descriptor(name));
+                let descriptors = members.iter().filter(|(name, _)| has_ending(name, "ovf"));
                 match descriptors.min_by_key(|(_, member)| member.offset) {
                     Some((name, _)) => Ok(name.clone()),
                     None => refused("The archive has no OVF descriptor"),
@@ -161,34 +176,84 @@ impl Container<'_> {
         }
     }
 
-    fn disk(&self, entry: DiskEntry, manifest: &Manifest) -> Result<Disk> {
-        let stored = entry.file.map(|href| {
-            let names = href::names(&href);
-            for name in &names {
-                let Some((path, offset, length)) = self.find(name)? else {
+    /// The manifest beside the descriptor of this name: the one that is called like it, else the only
+    /// one that there is.
+    fn manifest_name(&self, descriptor: &str) -> Result<Option<String>> {
+        let (folder, base) = href::split(descriptor);
+        let stem = base.rsplit_once('.').map_or(base, |(stem, _)| stem);
+        let beside: Vec<String> = match self {
+            Container::Archive(_, _, members) => {
+                let names = members.keys().filter(|name| href::split(name).0 == folder);
+                names.cloned().collect()
+            }
+            // Where no other file is opened, the manifest is not read, and nothing is verified.
+            Container::Folder(_, false) => return Ok(None),
+            Container::Folder(path, true) => names_beside(path)?,
+        };
+        let all = |ending| beside.iter().filter(move |name| has_ending(name, ending));
+        let is_own = |name: &&String| {
+            let base = href::split(name).1;
+            base.rsplit_once('.')
+                .is_some_and(|(found, _)| found == stem)
+        };
+        // The last one counts, as the ending is usually written.
+        if let Some(own) = all("mf").filter(is_own).max() {
+            return Ok(Some(own.clone()));
+        }
+        let others: Vec<&String> = all("mf").collect();
+        match (&others[..], self) {
+            ([], _) => Ok(None),
+            // That of another appliance in the same directory.
+            (_, Container::Folder(..)) if all("ovf").count() > 1 => Ok(None),
+            ([only], _) => Ok(Some((*only).clone())),
+            (several, _) => refused(format!(
+                "There are {} manifests, none of which is called like the descriptor '{base}'",
+                several.len()
+            )),
+        }
+    }
+
+    fn disk(&self, entry: DiskEntry, folder: &str, manifest: &Manifest) -> Result<Disk> {
+        let mut disk = Disk {
+            id: entry.id,
+            capacity: entry.capacity,
+            format: entry.format,
+            stored: None,
+            missing: entry.missing,
+        };
+        let Some(href) = entry.file else {
+            return Ok(disk);
+        };
+        let names = href::names(&href);
+        for name in &names {
+            // Relative to the descriptor; some programs mean the archive.
+            let mut places = vec![name.clone()];
+            if !folder.is_empty() {
+                places.splice(0..0, href::beside(folder, name));
+            }
+            for place in &places {
+                let Some((path, offset, length)) = self.find(place)? else {
                     continue;
                 };
-                // A manifest may call it by either name.
-                let checksum = manifest.of(name);
+                // A manifest may call it by any of its names.
+                let checksum = manifest.of_file(folder, place);
                 let checksum = checksum.or_else(|| names.iter().find_map(|n| manifest.of(n)));
-                return Ok(Stored {
+                disk.stored = Some(Stored {
                     path,
                     offset,
                     length,
                     checksum: checksum.cloned(),
                     packed: entry.packed,
-                    name: name.clone(),
+                    name: place.clone(),
                 });
+                return Ok(disk);
             }
-            let (name, id) = (&names[0], &entry.id);
-            refused(format!("There is no '{name}', the file of disk '{id}'"))
+        }
+        disk.missing = Some(match entry.packed {
+            Some(why) => why.to_owned(),
+            None => crate::printable(&format!("There is no '{}'", names[0])),
         });
-        Ok(Disk {
-            id: entry.id,
-            capacity: entry.capacity,
-            format: entry.format,
-            stored: stored.transpose()?,
-        })
+        Ok(disk)
     }
 
     /// Where a file is stored: its path, the first byte, and how many there are.
@@ -223,12 +288,7 @@ impl Container<'_> {
 
     /// The bytes of a file, if there is one of this name.
     fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let found = match self {
-            // Where no other file is opened, the manifest is not read, and nothing is verified.
-            Container::Folder(_, false) if name.to_ascii_lowercase().ends_with(".mf") => None,
-            _ => self.find(name)?,
-        };
-        let Some((path, offset, length)) = found else {
+        let Some((path, offset, length)) = self.find(name)? else {
             return Ok(None);
         };
         if length > MAX_TEXT {
@@ -246,6 +306,25 @@ impl Container<'_> {
     }
 }
 
-fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {
-    String::from_utf8(bytes).or_else(|_| refused(format!("The {what} is not UTF-8")))
+/// Whether a file has this ending, in letters of any case. Files of macOS that have the attributes of
+/// others (`._NAME`) do not count.
+fn has_ending(name: &str, ending: &str) -> bool {
+    let base = href::split(name).1;
+    let found = base.rsplit_once('.');
+    found.is_some_and(|(_, found)| found.eq_ignore_ascii_case(ending)) && !base.starts_with("._")
+}
+
+/// The names of the files in the directory of a descriptor, as far as they are UTF-8.
+fn names_beside(path: &Path) -> Result<Vec<String>> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let entries = fs::read_dir(folder).map_err(Error::io(folder))?;
+    let mut names = Vec::new();
+    for entry in entries.take(MAX_BESIDE) {
+        let entry = entry.map_err(Error::io(folder))?;
+        names.extend(entry.file_name().into_string());
+    }
+    Ok(names)
 }

@@ -106,7 +106,8 @@ pub(crate) fn members(file: &File) -> io::Result<HashMap<String, Member>> {
                 let name = extended.name.take();
                 let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
                 let name = String::from_utf8_lossy(&name);
-                let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
+                let parts = name.split('/').filter(|part| !["", "."].contains(part));
+                let name = parts.collect::<Vec<_>>().join("/");
                 match members.entry(name) {
                     Entry::Vacant(entry) => entry.insert(Member { offset, length }),
                     Entry::Occupied(entry) => {

@@ -26,8 +26,10 @@ pub(crate) struct Descriptor {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DiskEntry {
     pub id: String,
-    /// The name of its file; None: the disk is empty.
+    /// The name of its file; None: the disk is empty, or `missing`.
     pub file: Option<String>,
+    /// Why it has no file, though it is not empty.
+    pub missing: Option<String>,
     /// Why the file cannot be read as it is.
     pub packed: Option<&'static str>,
     /// Its size in bytes, if that is a number.
@@ -131,7 +133,10 @@ fn file(tag: &BytesStart<'_>) -> Result<Option<(String, FileEntry)>> {
         return Ok(None);
     };
     let packed = match (compression.as_deref(), chunk) {
-        (_, Some(_)) => Some("it is split into chunks"),
+        (_, Some(_)) => Some(
+            "its file is split into chunks (ovf:chunkSize), which must be joined, in the order of their \
+             numbers, to a file of the whole name first",
+        ),
         (None | Some("" | "identity"), None) => None,
         (Some(_), None) => Some("it is compressed as a whole"),
     };
@@ -158,17 +163,15 @@ fn disk(tag: &BytesStart<'_>, files: &HashMap<String, FileEntry>) -> Result<Opti
     let Some(id) = id else {
         return Ok(None);
     };
-    let file = match file.as_deref() {
-        None | Some("") => None,
-        Some(file) => match files.get(file) {
-            Some(file) => Some(file),
-            None => return refused(format!("Disk '{id}' has no file: there is no '{file}'")),
-        },
-    };
+    let reference = file.as_deref().filter(|file| !file.is_empty());
+    let file = reference.and_then(|reference| files.get(reference));
+    let missing = reference.filter(|_| file.is_none());
+    let missing = missing.map(|name| printable(&format!("The descriptor has no file '{name}'")));
     let unit = units.map_or(Some(1), |units| bytes_of(&units));
     let capacity = capacity.and_then(|text| text.trim().parse::<u64>().ok());
     Ok(Some(DiskEntry {
         file: file.map(|file| file.href.clone()),
+        missing,
         packed: match parent {
             Some(_) => Some("it is stored as a difference to another one"),
             None => file.and_then(|file| file.packed),
@@ -240,6 +243,7 @@ mod tests {
         let first = DiskEntry {
             id: "d1".into(),
             file: Some("a&b.vmdk".into()),
+            missing: None,
             packed: None,
             capacity: Some(20 << 30),
             format: Some("vmdk"),
@@ -284,7 +288,6 @@ mod tests {
             "<a/>",
             "<Envelope><a></b></Envelope>",
             "<Envelope><a></a>",
-            "<Envelope><Disk diskId='a' fileRef='b'/></Envelope>",
             "<Envelope><File id='&x;' href='y'/></Envelope>",
             "<!DOCTYPE a [<!ENTITY b 'c'>]><Envelope><File id='&b;' href='y'/></Envelope>",
         ] {
@@ -302,12 +305,10 @@ mod tests {
 
     #[test]
     fn messages_have_no_control_characters() {
-        let text = envelope("<Disk diskId='&#27;[2J' fileRef='&#10;'/>");
-        let message = Descriptor::parse(&text).unwrap_err().to_string();
-        assert!(
-            message.contains(r"'\u{1b}[2J'") && message.contains(r"'\n'"),
-            "{message}"
-        );
+        let text = envelope("<Disk diskId='a' fileRef='&#27;[2J&#10;'/>");
+        let disks = Descriptor::parse(&text).unwrap().disks;
+        let message = disks[0].missing.as_deref().unwrap();
+        assert!(message.contains(r"'\u{1b}[2J\n'"), "{message}");
     }
 
     proptest! {

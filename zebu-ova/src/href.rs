@@ -38,6 +38,24 @@ pub(crate) fn of_name(name: &str) -> String {
     name.replace('%', "%25")
 }
 
+/// The folder of a name, with its last slash, and what follows.
+pub(crate) fn split(name: &str) -> (&str, &str) {
+    name.split_at(name.rfind('/').map_or(0, |slash| slash + 1))
+}
+
+/// The name in the archive of what a descriptor in `folder` calls `name`; None: it is outside.
+pub(crate) fn beside(folder: &str, name: &str) -> Option<String> {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in folder.split('/').chain(name.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
 /// A name without what says that it is in the directory of the descriptor.
 pub(crate) fn in_folder(name: &str) -> &str {
     name.strip_prefix("./").unwrap_or(name)
@@ -69,6 +87,21 @@ mod tests {
             ("a%00b", &["a%00b"]),
         ] {
             assert_eq!(names(href), expected, "{href}");
+        }
+    }
+
+    #[test]
+    fn names_beside_a_descriptor() {
+        assert_eq!(split("a/b/c.ovf"), ("a/b/", "c.ovf"));
+        assert_eq!(split("c.ovf"), ("", "c.ovf"));
+        for (folder, name, expected) in [
+            ("vm/", "d.vmdk", Some("vm/d.vmdk")),
+            ("vm/", "./x/../d.vmdk", Some("vm/d.vmdk")),
+            ("a/b/", "../d", Some("a/d")),
+            ("a/", "../../d", None),
+            ("", "d", Some("d")),
+        ] {
+            assert_eq!(beside(folder, name).as_deref(), expected, "{folder} {name}");
         }
     }
 

@@ -16,6 +16,7 @@ mod descriptor;
 mod href;
 mod manifest;
 mod new;
+mod text;
 
 use std::io;
 use std::path::{Path, PathBuf};

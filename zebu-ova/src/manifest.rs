@@ -12,6 +12,7 @@ pub(crate) struct Manifest(HashMap<String, Checksum>);
 
 impl Manifest {
     pub(crate) fn parse(text: &str) -> Result<Self> {
+        let text = text.trim_start_matches('\u{feff}');
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let entries = lines.map(|line| match entry(line) {
             Some(entry) => Ok(entry),
@@ -21,6 +22,20 @@ impl Manifest {
             }
         });
         entries.collect::<Result<_>>().map(Manifest)
+    }
+
+    /// Whether there are no checksums.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The checksum of a file by its name in the archive: the manifest is in `folder`, and has names that
+    /// are relative to that, or those of the archive.
+    pub(crate) fn of_file(&self, folder: &str, name: &str) -> Option<&Checksum> {
+        let relative = name.strip_prefix(folder);
+        relative
+            .and_then(|name| self.of(name))
+            .or_else(|| self.of(name))
     }
 
     /// The checksum of a file.
@@ -38,7 +53,7 @@ pub(crate) fn line(name: &str, checksum: &Checksum) -> String {
 fn entry(line: &str) -> Option<(String, Checksum)> {
     let (algorithm, rest) = line.split_once('(')?;
     let (name, digits) = rest.rsplit_once(')')?;
-    let algorithm = Algorithm::by_name(&algorithm.trim().to_ascii_uppercase())?;
+    let algorithm = Algorithm::by_name(&algorithm.trim().to_ascii_uppercase().replace('-', ""))?;
     let digits = digits.trim_start().strip_prefix('=')?.trim();
     Some((
         in_folder(name).to_owned(),

@@ -101,6 +101,10 @@ pub enum Error {
         /// Why not.
         source: Box<Error>,
     },
+    /// An image in a stream that can only be read where parts of it are read in any order: its tables
+    /// come too late.
+    #[error("{0}")]
+    OutOfOrder(String),
     /// A failure with its context.
     #[error("{}: {source}", printable(.context.as_bytes()))]
     While {
@@ -215,7 +219,7 @@ impl Error {
             Error::RefcountOverflow { .. } => ErrorKind::Unsupported,
             Error::Dirty => ErrorKind::Dirty,
             Error::Locked { .. } => ErrorKind::Locked,
-            Error::Refused(_) => ErrorKind::Refused,
+            Error::Refused(_) | Error::OutOfOrder(_) => ErrorKind::Refused,
             Error::Open { source, .. } | Error::While { source, .. } => source.kind(),
         }
     }
@@ -248,6 +252,15 @@ impl Error {
         )
     }
 
+    /// Whether it is [`Error::OutOfOrder`], also behind a context.
+    pub fn is_out_of_order(&self) -> bool {
+        match self {
+            Error::OutOfOrder(_) => true,
+            Error::Open { source, .. } | Error::While { source, .. } => source.is_out_of_order(),
+            _ => false,
+        }
+    }
+
     /// Whether it is [`Error::Dirty`], also behind a context.
     pub fn is_dirty(&self) -> bool {
         match self {
@@ -270,7 +283,7 @@ impl Error {
             | Error::RefcountBlockUnaligned { .. } => libc::EIO,
             Error::Locked { .. } => libc::EAGAIN,
             Error::Limit(_) => libc::EFBIG,
-            Error::Refused(_) | Error::Dirty => libc::ENOTSUP,
+            Error::Refused(_) | Error::OutOfOrder(_) | Error::Dirty => libc::ENOTSUP,
             Error::Open { source, .. } | Error::While { source, .. } => source.errno(),
         }
     }

@@ -128,6 +128,7 @@ fn collect(
         }
         let device =
             Device::open(queue, &source, &options).map_err(|e| open::failure(&name, &e))?;
+        open::warn_if_guessed(&device);
         let mut report = Report::of(queue, &device).map_err(|e| open::failure(&name, &e))?;
         if untrusted::is_on() {
             report.untrusted = Some(Untrusted::of(&device, guessed));

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use crate::common::pair::Pair;
-use crate::common::{Rng, peer};
+use crate::common::{Lab, Rng, peer};
 
 const IMAGE: &str = "create x.qcow2 10M; io x.qcow2: write -P 1 0 256k | write -c -P 5 2M 64k; \
     create -b x.qcow2 -F qcow2 top.qcow2; create -o compat=0.10 old.qcow2 4M; \
@@ -630,4 +630,38 @@ fn truncating() {
     same_commands("sub.qcow2", "qcow2", &[], &commands);
     same_commands("r.raw", "raw", &[], &commands);
     same_commands("x.qcow2", "qcow2", &["-s"], &commands);
+}
+
+/// Requests in flight together, which a version without zero clusters writes as data, follow each other in
+/// the file as they do on the disk.
+#[test]
+fn zeroes_of_version_2_are_laid_out_in_order() {
+    let lab = Lab::new();
+    fs::write(lab.path("base"), vec![7; 4 << 20]).unwrap();
+    for command in ["write -z", "write -P 1"] {
+        let create = [
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "compat=0.10",
+            "-b",
+            "base",
+            "-F",
+            "raw",
+        ];
+        lab.zebu(&[&create[..], &["x.qcow2"]].concat()).ok("create");
+        let script: String = (0..32)
+            .map(|nth| format!("aio_{command} {}k 64k\n", nth * 64))
+            .collect();
+        lab.zebu_io_script(&["-f", "qcow2", "x.qcow2"], &(script + "aio_flush\n"))
+            .ok(command);
+        let map = lab.zebu(&["map", "--output=json", "x.qcow2"]).ok("map");
+        assert!(
+            map.out.contains("\"start\": 0, \"length\": 2097152,"),
+            "{command}: {}",
+            map.out
+        );
+    }
 }

@@ -17,8 +17,8 @@ use super::spec::{
 use super::stacked::Stacked;
 use crate::drivers::qcow2::{CacheOptions, SnapshotName, WriteOptions};
 use crate::drivers::{
-    BackingName, BoxFuture, Format, Limits, OpenRequest, OtherFiles, Purpose, Qcow2Opening, Raw,
-    RawPart, probe,
+    BackingName, BoxFuture, Format, Guess, Limits, OpenRequest, OtherFiles, Purpose, Qcow2Opening,
+    Raw, RawPart, probe,
 };
 #[cfg(feature = "cache")]
 use crate::storage::BlockCache;
@@ -83,6 +83,11 @@ options! {
     pub struct OpenOptions {
         /// The format; None: it is found by the content.
         pub format: Option<Format>,
+        /// Take a file for a raw disk that QEMU takes for one when the format is not given, though it
+        /// looks like something else: an archive, a compressed file, an image in an unusual form.
+        /// [`ImageSpec::looks_like`] tells. Else it is refused, or read as what it is. No effect
+        /// under [`Policy::Untrusted`].
+        pub guess_as_qemu: bool,
         /// Open for writing too.
         pub write: bool,
         /// Whether I/O is direct, and when it is durable.
@@ -424,8 +429,8 @@ impl Opening<'_> {
             }
             if spec.is_guessed && own_stamp(&*storage) != before {
                 // Another program has written to it until it was locked.
-                let strict = self.options.policy.limits().is_some();
-                if probe(self.queue, &*storage, strict).await? != format {
+                let now = probe(self.queue, &*storage, self.guesses_as_qemu()).await?;
+                if now.format != format {
                     let why = "Another program has changed the image while it was opened";
                     return Err(Error::Refused(why.into()));
                 }
@@ -433,6 +438,11 @@ impl Opening<'_> {
             return self.image(spec, storage, format, role).await;
         }
         Err(Error::Refused(REPLACED.into()))
+    }
+
+    /// Whether what QEMU takes for a raw disk is one.
+    fn guesses_as_qemu(&self) -> bool {
+        self.options.guess_as_qemu && self.options.policy.limits().is_none()
     }
 
     /// The format of an image, found by the content if it is not given.
@@ -447,7 +457,7 @@ impl Opening<'_> {
                 "The format of an untrusted image that is written must be given".into(),
             ));
         }
-        let format = probe(self.queue, file, strict).await?;
+        let Guess { format, looks_like } = probe(self.queue, file, self.guesses_as_qemu()).await?;
         if let Some(before) = before.filter(|before| **before != format) {
             let (before, now) = (before.name(), format.name());
             return Err(Error::Refused(format!(
@@ -458,6 +468,7 @@ impl Opening<'_> {
         }
         spec.format = Some(format);
         spec.is_guessed = true;
+        spec.looks_like = looks_like.map(|found| found.what);
         self.names.format_options(spec, format)?;
         Ok(format)
     }

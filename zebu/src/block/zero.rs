@@ -119,9 +119,13 @@ impl Device {
                 change.zero(queue, at, length, unmap).await?
             };
             if done < length {
-                // This cluster cannot be marked as zero.
+                // This cluster cannot be marked as zero. In version 2 none can: all are written
+                // together, so that they follow each other in the file too.
                 let cluster = (at + done) & !(cluster_size - 1);
-                let to = end.min(cluster + cluster_size);
+                let to = match image.geometry().version() {
+                    2 if self.has_backing(image) => at + length,
+                    _ => end.min(cluster + cluster_size),
+                };
                 self.write_zero_data(queue, image, announced, at + done, to)
                     .await?;
                 length = to - at;

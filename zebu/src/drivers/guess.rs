@@ -6,43 +6,158 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use super::{Format, Pass, Raw};
-use crate::format::{PROBED_BYTES, foreign_format, is_tar};
+use super::{Format, Pass, Raw, vmdk};
+use crate::format::{
+    Foreign, INNER, PROBED_BYTES, TAIL_BYTES, Tail, foreign, foreign_format, foreign_inside,
+};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
-/// The format of a file by its first bytes, as QEMU finds it. A format that zebu does not read is
-/// an error: opening it as a raw disk would be a silent mistake. So is in strict mode an archive,
-/// which QEMU takes for a raw disk.
-pub(crate) async fn probe(queue: &Queue, file: &dyn Storage, strict: bool) -> Result<Format> {
+/// What a file is taken for.
+pub(crate) struct Guess {
+    pub format: Format,
+    /// What it looks like, if it was taken for a raw disk nevertheless.
+    pub looks_like: Option<Foreign>,
+}
+
+/// The format of a file by its content. A file that is neither an image that zebu reads nor looks like
+/// a disk is an error: opening it as a raw disk would be a silent mistake. `as_qemu`: what QEMU takes
+/// for a raw disk is one.
+pub(crate) async fn probe(queue: &Queue, file: &dyn Storage, as_qemu: bool) -> Result<Guess> {
     let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await;
     let head =
         head.map_err(|e| Error::Io(e).during("Could not read image for determining its format"))?;
-    let format = probe_head(&head, strict)?;
-    match format == Format::RAW && is_dmg(file) {
-        true => Ok(Format::DMG),
-        false => Ok(format),
+    let format = known(&head)?;
+    let guess = |format| Guess {
+        format,
+        looks_like: None,
+    };
+    if let Some(format) = format.or_else(|| is_named(file, "dmg", false).then_some(Format::DMG)) {
+        return match foreign(&head).filter(|other| !as_qemu && other.is_archive()) {
+            Some(other) => Err(refused(other)),
+            _ => Ok(guess(format)),
+        };
+    }
+    let looks_like = match look_at_start(&head) {
+        Look::Disk => look_further(queue, file, &head).await,
+        look => look,
+    };
+    match looks_like {
+        Look::Disk => Ok(guess(Format::RAW)),
+        Look::Format(format, _) if !as_qemu => Ok(guess(format)),
+        Look::Foreign(other) if !as_qemu => Err(refused(other)),
+        Look::Format(_, other) | Look::Foreign(other) => Ok(Guess {
+            format: Format::RAW,
+            looks_like: Some(other),
+        }),
     }
 }
 
 /// The format of an image that begins with `head`, which has [`PROBED_BYTES`] unless the image is
 /// shorter. The errors are those of [`probe`].
-pub(crate) fn probe_head(head: &[u8], strict: bool) -> Result<Format> {
+pub(crate) fn probe_head(head: &[u8]) -> Result<Format> {
     let mut padded = [0; PROBED_BYTES];
     let length = head.len().min(PROBED_BYTES);
     padded[..length].copy_from_slice(&head[..length]);
-    match (format_of(&padded), foreign_format(&padded)) {
-        (Some(format), _) => Ok(format),
-        (None, None) if strict && is_tar(&padded) => Err(Error::Refused(
-            "The file is a tar archive, not the image of a disk ('zebu convert FILE.ova --disk N' \
-             takes a disk out of an appliance, and format 'raw' takes the file as it is)"
-                .into(),
-        )),
-        (None, None) => Ok(Format::RAW),
+    if let Some(format) = known(&padded)? {
+        return match foreign(&padded).filter(Foreign::is_archive) {
+            Some(other) => Err(refused(other)),
+            None => Ok(format),
+        };
+    }
+    match look_at_start(&padded) {
+        Look::Disk => Ok(Format::RAW),
+        Look::Format(format, _) => Ok(format),
+        Look::Foreign(other) => Err(refused(other)),
+    }
+}
+
+/// Refuses a raw disk that was guessed by its start, by its last [`TAIL_BYTES`] in whole sectors.
+pub(crate) fn check_tail(tail: &[u8]) -> Result<()> {
+    match Tail::of(tail) {
+        Some(found) => Err(refused(found.foreign())),
+        None => Ok(()),
+    }
+}
+
+/// What a file that QEMU takes for a raw disk looks like.
+enum Look {
+    Disk,
+    /// An image of a format, in a form that QEMU does not know.
+    Format(Format, Foreign),
+    Foreign(Foreign),
+}
+
+fn refused(found: Foreign) -> Error {
+    let Foreign { what, next } = found;
+    let next = match next {
+        "" => String::new(),
+        next => format!("{next}, and "),
+    };
+    Error::Refused(format!(
+        "The file is {what}, not the image of a disk ({next}format 'raw' takes the file as it is)"
+    ))
+}
+
+/// The format that QEMU finds in a file that begins with `head`; None: it takes it for a raw disk.
+/// One that zebu does not read is an error.
+fn known(head: &[u8]) -> Result<Option<Format>> {
+    match (format_of(head), foreign_format(head)) {
+        (Some(format), _) => Ok(Some(format)),
+        (None, None) => Ok(None),
         (None, Some(other)) => Err(Error::Refused(format!(
             "Driver '{other}' is not supported by zebu (format 'raw' takes the file as it is)"
         ))),
     }
+}
+
+/// By the first bytes.
+fn look_at_start(head: &[u8]) -> Look {
+    if vmdk::descriptor::is_one(head) {
+        let what = "the descriptor of a VMDK";
+        let next = "format 'vmdk' reads it";
+        return Look::Format(Format::VMDK, Foreign { what, next });
+    }
+    foreign(head).map_or(Look::Disk, Look::Foreign)
+}
+
+/// By the end, and by what is inside. What cannot be read is as if it were not there: the disk itself
+/// is read later.
+async fn look_further(queue: &Queue, file: &dyn Storage, head: &[u8]) -> Look {
+    /// Where the first sector of a disk with partitions ends, and what is there.
+    const PARTITIONED: (usize, [u8; 2]) = (510, [0x55, 0xaa]);
+    const SECTOR: u64 = 512;
+    let Ok(length) = file.len() else {
+        return Look::Disk;
+    };
+    let end = length.next_multiple_of(SECTOR);
+    let at = end.saturating_sub(TAIL_BYTES as u64);
+    if let Ok(bytes) = storage::read_vec(file, queue, at, (end - at) as usize).await
+        && let Some(found) = Tail::of(&bytes)
+    {
+        return match found {
+            Tail::Dmg if is_named(file, "dmg", true) => Look::Format(Format::DMG, found.foreign()),
+            Tail::FixedVhd if is_named(file, "vhd", true) => {
+                Look::Format(Format::VPC, found.foreign())
+            }
+            _ => Look::Foreign(found.foreign()),
+        };
+    }
+    let (at, signature) = PARTITIONED;
+    if head[at..] == signature {
+        // What was there before the disk was partitioned may still be inside.
+        return Look::Disk;
+    }
+    let mut sectors = Vec::new();
+    for at in INNER
+        .iter()
+        .take_while(|at| **at + (PROBED_BYTES as u64) <= length)
+    {
+        if let Ok(sector) = storage::read_vec(file, queue, *at, PROBED_BYTES).await {
+            sectors.push((*at, sector));
+        }
+    }
+    foreign_inside(&sectors).map_or(Look::Disk, Look::Foreign)
 }
 
 /// The format of a file that begins with `head`, unless it is raw.
@@ -50,10 +165,19 @@ fn format_of(head: &[u8]) -> Option<Format> {
     Format::all().find(|format| format.driver().probe.is_some_and(|probe| probe(head)))
 }
 
-/// Whether a file is a DMG image by its name, as in QEMU: its first bytes do not tell.
-fn is_dmg(file: &dyn Storage) -> bool {
+/// Whether the name of a file has this ending, as it is or in letters of any case.
+fn is_named(file: &dyn Storage, ending: &str, any_case: bool) -> bool {
     let name = file.path().as_os_str().as_bytes();
-    name.len() > 4 && name.ends_with(b".dmg")
+    let Some(at) = name.len().checked_sub(ending.len() + 1) else {
+        return false;
+    };
+    let (stem, found) = name.split_at(at);
+    let found = found.strip_prefix(b".").unwrap_or_default();
+    !stem.is_empty()
+        && match any_case {
+            true => found.eq_ignore_ascii_case(ending.as_bytes()),
+            false => found == ending.as_bytes(),
+        }
 }
 
 /// Bytes of a write to the start that are checked and written as one.
@@ -111,7 +235,10 @@ impl Raw {
         let changed = &mut head[at as usize..];
         let length = changed.len().min(bytes.len());
         changed[..length].copy_from_slice(&bytes[..length]);
-        match format_of(&head).is_some() || foreign_format(&head).is_some() {
+        let is_other = format_of(&head).is_some()
+            || foreign_format(&head).is_some()
+            || vmdk::descriptor::is_one(&head);
+        match is_other {
             false => Ok(pass),
             true => Err(Error::os(libc::EPERM)),
         }

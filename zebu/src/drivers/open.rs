@@ -84,6 +84,22 @@ pub(super) fn as_path(name: &str) -> String {
     }
 }
 
+/// The name of this system for a path of Windows. A path with a drive or a server is reduced to its
+/// last part, since the file was moved anyway.
+pub(super) fn from_windows(path: &str) -> String {
+    let has_drive = path.chars().nth(1) == Some(':');
+    let path = path.replace('\\', "/");
+    match has_drive || path.starts_with('/') {
+        true => relative(path.rsplit(['/', ':']).next().unwrap_or_default()),
+        false => relative(&path),
+    }
+}
+
+/// The path of a file without the prefix `./`, unless it needs one.
+pub(super) fn relative(name: &str) -> String {
+    as_path(name.strip_prefix("./").unwrap_or(name))
+}
+
 impl OpenRequest<'_> {
     /// The limits of an untrusted image, and the counter of its work. Reads of `file` count from
     /// now on.

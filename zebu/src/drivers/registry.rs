@@ -25,7 +25,9 @@ impl Format {
     /// The bytes of the disk, as they are.
     pub const RAW: Format = Format::of(&raw::DRIVER);
     /// The disk images of macOS.
-    pub(super) const DMG: Format = Format::of(&dmg::DRIVER);
+    pub const DMG: Format = Format::of(&dmg::DRIVER);
+    /// The disk images of Virtual PC and Hyper-V.
+    pub(super) const VPC: Format = Format::of(&vpc::DRIVER);
     /// The disk images of VMware.
     pub(crate) const VMDK: Format = Format::of(&vmdk::DRIVER);
     /// qcow2, versions 2 and 3.

@@ -107,21 +107,18 @@ impl Ranges {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let mut woken = Vec::new();
-        {
+        let woken = {
             let mut state = self.ranges.state();
             let place = state.held.iter().position(|held| *held == self.range);
             state.held.swap_remove(place.expect("held until dropped"));
-            let mut at = 0;
-            while at < state.waiting.len() {
-                if overlap(&state.waiting[at].0, &self.range) {
-                    woken.push(state.waiting.swap_remove(at).1);
-                } else {
-                    at += 1;
-                }
-            }
-        }
-        woken.into_iter().for_each(Waker::wake);
+            // In the order in which they came: clusters are allocated in that of the requests.
+            let waiting = std::mem::take(&mut state.waiting).into_iter();
+            let (woken, rest): (Vec<_>, Vec<_>) =
+                waiting.partition(|(range, _)| overlap(range, &self.range));
+            state.waiting = rest;
+            woken
+        };
+        woken.into_iter().for_each(|(_, waker)| waker.wake());
     }
 }
 

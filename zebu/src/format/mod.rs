@@ -54,5 +54,7 @@ pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
 pub use refcount::{RefcountBlock, RefcountTableEntry};
 pub use replace::Replacement;
-pub use signature::{PROBED_BYTES, foreign_format, is_tar};
+pub use signature::{
+    Foreign, INNER, PROBED_BYTES, TAIL_BYTES, Tail, foreign, foreign_format, foreign_inside,
+};
 pub use snapshot::*;

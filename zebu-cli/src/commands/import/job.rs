@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use zebu::Limits;
-use zebu::block::{Device, Format};
-use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream, Target};
+use zebu::block::{Device, Format, OpenOptions, Storages};
+use zebu::jobs::{self, ConvertError, ConvertEvent, ConvertOptions, ImageStream, Target};
 use zebu::names::Source;
-use zebu::storage::{self, Queue};
+use zebu::storage::{self, Queue, Storage};
+use zebu::{ErrorKind, Limits};
 
 use super::source::{Bounded, Opened, Seekable};
 use super::verdict::{Cause, Record, Trouble};
@@ -91,6 +91,8 @@ impl Job {
         let format = self.format(&source)?;
         let bounds = Bounds::new(wanted.max_download);
         let seekable = source.seekable()?;
+        // What is to be verified is read once, in order: a server may answer otherwise the next time.
+        let remote = source.remote().filter(|_| digests.0.is_empty());
         let fetched = source.fetch(wanted.max_download, digests, &self.record)?;
         let refused = |e: zebu::Error| Trouble::of_image(&e);
         let (reader, compression) = jobs::unpacked(Box::new(fetched)).map_err(refused)?;
@@ -115,12 +117,28 @@ impl Job {
         let why = stream::needs_file(&arguments, &stream, false);
         // The tables of a qcow2 image may come after what they map.
         let is_better_in_place = why.is_some() || stream.format() == Format::QCOW2;
+        let remote = remote.filter(|_| compression.is_none() && wanted.arguments.spill.is_none());
+        let format = stream.format();
         match (seekable, why) {
             (Some(source), _) if compression.is_none() && is_better_in_place => {
                 self.in_place(&queue, &arguments, stream, &source)
             }
-            (_, None) => self.as_it_comes(&queue, &arguments, stream, &bounds),
-            (_, Some(why)) => self.after_spill(&queue, &arguments, stream, &why),
+            (_, None) => {
+                let result = self.as_it_comes(&queue, &arguments, stream, &bounds);
+                match (result, remote) {
+                    (Err(trouble), Some(storage)) if trouble.cause == Cause::NeedsFile => {
+                        self.by_ranges(&queue, &arguments, &storage, format)
+                    }
+                    (result, _) => result,
+                }
+            }
+            (_, Some(why)) => match remote {
+                Some(storage) => {
+                    drop(stream);
+                    self.by_ranges(&queue, &arguments, &storage, format)
+                }
+                None => self.after_spill(&queue, &arguments, stream, &why),
+            },
         }
     }
 
@@ -150,10 +168,13 @@ impl Job {
         Ok(digests)
     }
 
-    /// The format that was given.
+    /// The format that was given, or that the name of the source tells.
     fn format(&self, source: &Opened) -> Result<Option<Format>, Trouble> {
         match &self.wanted.arguments.name.format {
-            None => Ok(source.format),
+            // As where files are opened: the start of one does not tell.
+            None => Ok(source
+                .format
+                .or_else(|| source.is_dmg().then_some(Format::DMG))),
             Some(name) => match name.parse() {
                 Ok(format) => Ok(Some(format)),
                 Err(e) => Err(Trouble::new(Cause::Other, format!("{e}"))),
@@ -224,6 +245,32 @@ impl Job {
         self.convert_file(queue, arguments, &source.file, format, checked)
     }
 
+    /// Converts what is elsewhere by its tables, and nothing of it is verified.
+    fn by_ranges(
+        &self,
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        storage: &Arc<dyn Storage>,
+        format: Format,
+    ) -> Result<(), Trouble> {
+        let open = |options: &OpenOptions| {
+            Device::from_storages(queue, Storages::new(storage.clone()), options)
+        };
+        let stamp = || storage.stamp().and_then(Result::ok);
+        let before = stamp();
+        let checked = || match stamp() == before {
+            true => Ok(()),
+            false => {
+                let why = "The source was changed while it was read";
+                Err(Trouble::new(Cause::Source, why))
+            }
+        };
+        if let Ok(length) = storage.len() {
+            self.record.lock().image_bytes = length;
+        }
+        self.convert_opened(queue, arguments, &open, format, checked)
+    }
+
     /// Keeps a stream in a file, which is verified before it is converted.
     fn after_spill(
         &self,
@@ -234,7 +281,7 @@ impl Job {
     ) -> Result<(), Trouble> {
         let Some(file) = stream::spill_file(arguments).map_err(other)? else {
             let why = format!("{why}; --spill DIR keeps it in a temporary file there");
-            return Err(Trouble::new(Cause::Other, why));
+            return Err(Trouble::new(Cause::NeedsFile, why));
         };
         let most = stream::spill_size(arguments).map_err(other)?;
         let format = stream.format();
@@ -261,26 +308,48 @@ impl Job {
     ) -> Result<(), Trouble> {
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
         let source = Source::Name(name.into());
+        let open = |options: &OpenOptions| Device::open(queue, &source, options);
+        self.convert_opened(queue, arguments, &open, format, checked)
+    }
+
+    /// Converts an image that `open` opens.
+    fn convert_opened(
+        &self,
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        open: &dyn Fn(&OpenOptions) -> zebu::Result<Device>,
+        format: Format,
+        checked: impl Fn() -> Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
         let how = untrusted::defaults().format(Some(format));
         let how = how.whole_clusters(true);
-        let refused = |e: zebu::Error| Trouble::of_image(&e);
+        let is_unreadable = |e: &zebu::Error| e.kind() == ErrorKind::Io;
+        let of_source = |e: zebu::Error| match is_unreadable(&e) {
+            true => Trouble::new(Cause::Source, e.to_string()),
+            false => Trouble::of_image(&e),
+        };
         // First only its header, to report what that names.
         let named = how.clone().inspect(true);
-        if let Ok(device) = Device::open(queue, &source, &named) {
+        if let Ok(device) = open(&named) {
             self.note(format, Some(device.size()));
             self.record.note_names(&device);
         }
         if let Some(trouble) = self.record.refused_names() {
             return Err(trouble);
         }
-        let device = Device::open(queue, &source, &how.l2_cache_size(Some(open::ONCE_THROUGH)));
-        let sources = [device.map_err(refused)?];
+        let device = open(&how.l2_cache_size(Some(crate::open::ONCE_THROUGH)));
+        let sources = [device.map_err(of_source)?];
         let size = sources[0].size();
         let content = target::Content::of(&sources);
         let (target, files, options) = self.open_target(queue, arguments, &content)?;
         let watched = |event| self.watched(&event, Some(size));
         let result = jobs::convert(sources.into(), target, &options, watched);
-        let result = result.map_err(|e| Trouble::of_conversion(&e));
+        let result = result.map_err(|e| match e {
+            ConvertError::Read { ref source, .. } if is_unreadable(source) => {
+                Trouble::new(Cause::Source, e.to_string())
+            }
+            e => Trouble::of_conversion(&e),
+        });
         self.close_target(queue, files, result.and_then(|()| checked()))
     }
 

@@ -81,7 +81,8 @@ pub struct Arguments {
 
 const STATUS: &str = "\
 Exit status: 0 imported, 1 usage and others, 2 the image is refused, 3 another checksum,
-4 a limit, 5 the source could not be read, 6 the target could not be written, 128 + n signal n";
+4 a limit, 5 the source could not be read, 6 the target could not be written, 7 --spill is needed,
+128 + n signal n";
 
 /// What the arguments mean.
 #[derive(Clone)]

@@ -143,6 +143,21 @@ impl Opened {
         found.map_err(|e| Trouble::new(Cause::Source, zebu::strerror(&e).to_string()))
     }
 
+    /// Whether it is a DMG by its name.
+    pub fn is_dmg(&self) -> bool {
+        let name = self.base_name.as_deref().map(Path::new);
+        let ending = name.and_then(Path::extension);
+        ending.is_some_and(|ending| ending.eq_ignore_ascii_case("dmg"))
+    }
+
+    /// What is elsewhere, if parts of it can be read in any order.
+    pub fn remote(&self) -> Option<Arc<dyn Storage>> {
+        match &self.bytes {
+            Bytes::File(_) => None,
+            Bytes::Remote(storage) => Some(storage.clone()),
+        }
+    }
+
     /// All of it, if it has no more than `most` bytes.
     pub fn read_all(self, most: usize) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();

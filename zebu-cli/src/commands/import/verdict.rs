@@ -29,6 +29,8 @@ pub enum Cause {
     Source,
     /// The target could not be written.
     Target,
+    /// The image cannot be converted as it comes, and there is no folder for a temporary file.
+    NeedsFile,
     /// A signal.
     Interrupted,
 }
@@ -43,6 +45,7 @@ impl Cause {
             Cause::Limit => "limit",
             Cause::Source => "source-failed",
             Cause::Target => "target-failed",
+            Cause::NeedsFile => "needs-file",
             Cause::Interrupted => "interrupted",
         }
     }
@@ -56,6 +59,7 @@ impl Cause {
             Cause::Limit => 4,
             Cause::Source => 5,
             Cause::Target => 6,
+            Cause::NeedsFile => 7,
             Cause::Interrupted => signals::exit_status(signals::stop_signal().unwrap_or(0)),
         }
     }
@@ -81,6 +85,7 @@ impl Trouble {
     pub fn of_image(error: &Error) -> Trouble {
         let cause = match error.limit() {
             Some(_) => Cause::Limit,
+            None if error.is_out_of_order() => Cause::NeedsFile,
             None => Cause::Refused,
         };
         Trouble::new(cause, error.to_string())

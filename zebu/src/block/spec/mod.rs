@@ -67,6 +67,8 @@ pub struct ImageSpec {
     pub(crate) depth: usize,
     /// The format was found by the content.
     pub(crate) is_guessed: bool,
+    /// What it looks like, though it was taken for a raw disk.
+    pub(crate) looks_like: Option<&'static str>,
 }
 
 /// What an image is backed by.
@@ -168,12 +170,19 @@ impl ImageSpec {
             pending: OptionSet::default(),
             depth: 0,
             is_guessed: false,
+            looks_like: None,
         }
     }
 
     /// Whether the format was not given but found by the content, when the image was opened.
     pub fn is_guessed(&self) -> bool {
         self.is_guessed
+    }
+
+    /// What the file looks like, as "a tar archive", if it was taken for a raw disk nevertheless: see
+    /// [`OpenOptions::guess_as_qemu`](super::OpenOptions::guess_as_qemu).
+    pub fn looks_like(&self) -> Option<&'static str> {
+        self.looks_like
     }
 
     /// The format's name as `info` shows it.

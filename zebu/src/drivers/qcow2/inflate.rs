@@ -30,13 +30,14 @@ impl Image {
         compression(&self.header)
     }
 
-    /// The data of a descriptor, which has their length in sectors only.
+    /// The data of a descriptor, which has a bound of their length: in sectors, and some programs
+    /// write more of them than there are data, also beyond the end of the file.
     pub(super) fn compressed_data(&self, cluster: CompressedCluster) -> CompressedData {
         CompressedData {
             host: cluster.offset,
             // Two clusters of 2 MiB at most.
             length: cluster.length as u32,
-            slack: 512,
+            slack: cluster.length as u32,
             inflater: inflater(&self.header),
         }
     }

@@ -234,8 +234,8 @@ impl Image {
         }
     }
 
-    /// The part of compressed data, mapped at `guest`, that the file has. It may lack a part of the
-    /// last sector.
+    /// The part of compressed data, mapped at `guest`, that the file has: their stream may end before
+    /// the length in their descriptor, and if it does not, it does not inflate.
     pub(crate) fn check_compressed(
         &self,
         guest: u64,

@@ -28,6 +28,8 @@ const DIRTY_BYTES: usize = 8 << 20;
 const DIRTY_SLICES: usize = 64;
 /// Bytes of clusters that wait for a commit to become free, at most.
 const PENDING_BYTES: u64 = 256 << 20;
+/// Bytes that are inflated to see whether compressed data are whole that reach past the end of the file.
+const MOST_INFLATED: u64 = 1 << 30;
 
 /// A request that may change the image: [`Image::announce`] has passed.
 #[derive(Clone, Copy, Debug)]
@@ -357,7 +359,7 @@ impl Image {
     }
 
     /// Refuses an L2 table that maps data past the end of the file. Of compressed data the file may
-    /// lack a part of the last sector, if they can be read without it. `inflated` has the offsets of
+    /// lack a part, if they can be read without it. `inflated` has the offsets of
     /// those that were looked at: many entries of a damaged image may refer to one.
     async fn refuse_cut_data(
         &self,
@@ -391,7 +393,7 @@ impl Image {
     }
 
     /// Whether the file has the data of a compressed cluster, by its length or by inflating them.
-    /// All that are inflated end in one sector, so the offset tells them apart.
+    /// All that are inflated end with the file, so the offset tells them apart.
     async fn has_compressed(
         &self,
         queue: &Queue,
@@ -400,11 +402,18 @@ impl Image {
     ) -> Result<bool> {
         let declared = self.compressed_data(cluster);
         match self.check_compressed(0, declared) {
-            Ok(there) if there == declared || !inflated.insert(there.host) => Ok(true),
-            Ok(there) => match inflate(queue, &*self.file, 0, there).await {
-                Err(Error::Compressed { .. }) => Ok(false),
-                result => result.map(|_| true),
-            },
+            Ok(there) if there == declared || inflated.contains(&there.host) => Ok(true),
+            // What is that much can only be meant to take time.
+            Ok(_) if inflated.len() as u64 >= MOST_INFLATED >> self.geometry.cluster_bits() => {
+                Ok(false)
+            }
+            Ok(there) => {
+                inflated.insert(there.host);
+                match inflate(queue, &*self.file, 0, there).await {
+                    Err(Error::Compressed { .. }) => Ok(false),
+                    result => result.map(|_| true),
+                }
+            }
             Err(Error::Corrupt { .. }) => Ok(false),
             Err(error) => Err(error),
         }

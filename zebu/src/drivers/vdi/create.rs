@@ -63,6 +63,7 @@ impl Plan {
             },
             map_offset,
             data_offset: map_offset + map_bytes,
+            block_extra: 0,
             size: self.size,
             blocks,
             blocks_allocated: match self.is_static {

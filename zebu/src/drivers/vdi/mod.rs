@@ -50,6 +50,8 @@ struct Header {
     image_type: u32,
     map_offset: u64,
     data_offset: u64,
+    /// Bytes before the data of each block, for programs of their own.
+    block_extra: u64,
     size: u64,
     blocks: u32,
     blocks_allocated: u32,
@@ -107,6 +109,7 @@ impl Header {
             image_type: u32_at(0x4c),
             map_offset: u32_at(0x154).into(),
             data_offset: u32_at(0x158).into(),
+            block_extra: u32_at(0x17c).into(),
             // VBoxManage makes images with an incomplete last sector.
             size: size.next_multiple_of(SECTOR.into()),
             blocks: u32_at(0x180),
@@ -128,6 +131,9 @@ impl Header {
         }
         if block_size != BLOCK {
             return unsupported(format!("block size {block_size} is not {BLOCK}"));
+        }
+        if !header.block_extra.is_multiple_of(sector) || header.block_extra > BLOCK.into() {
+            return unsupported(format!("{} extra bytes per block", header.block_extra));
         }
         let room = u64::from(header.blocks) * u64::from(BLOCK);
         if header.size > room {
@@ -186,7 +192,13 @@ impl Vdi {
     /// Where a block of the disk is in the file.
     fn block(&self, index: u64) -> Option<u64> {
         let block = *self.map.get(usize::try_from(index).ok()?)?;
-        (block < NO_BLOCK).then(|| self.header.data_offset + u64::from(block) * u64::from(BLOCK))
+        let Header {
+            data_offset,
+            block_extra,
+            ..
+        } = self.header;
+        let stored = block_extra + u64::from(BLOCK);
+        (block < NO_BLOCK).then(|| data_offset + u64::from(block) * stored + block_extra)
     }
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {

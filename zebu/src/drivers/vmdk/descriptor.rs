@@ -1,9 +1,11 @@
 //! The descriptor of a VMDK: a text that names the extents of the disk and the parent image.
 //!
-//! A value is what follows the first occurrence of its name, and the text ends at the first zero
-//! byte, as in QEMU. An invalid line of an extent is an error: QEMU skips it, so that the extents after it
+//! A value is what follows its name and `=` on a line of its own, whatever blanks there are, and the
+//! text ends at the first zero byte. Where there is no such line the first occurrence of the name counts,
+//! as in QEMU. An invalid line of an extent is an error: QEMU skips it, so that the extents after it
 //! begin too early on the disk.
 
+use super::encoding::Encoding;
 use crate::printable;
 use crate::{Error, Result};
 
@@ -17,15 +19,33 @@ const MAX_PARENT: usize = 1023;
 const MAX_NAME: usize = 511;
 /// Bytes of the longest word in a line of an extent.
 const MAX_WORD: usize = 10;
+/// Bytes of the longest name of an encoding.
+const MAX_ENCODING: usize = 63;
+
+/// What begins a text in UTF-8 that says so.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// The names of values that a descriptor has before its extents.
+const NAMES: [&[u8]; 8] = [
+    b"version",
+    b"encoding",
+    b"CID",
+    b"parentCID",
+    b"isNativeSnapshot",
+    b"createType",
+    b"parentFileNameHint",
+    b"changeTrackPath",
+];
+/// The first comment of most descriptors.
+const TITLE: &[u8] = b"# Disk DescriptorFile";
 
 /// The types of images that consist of extents in other files.
-const TYPES: [&[u8]; 6] = [
-    b"monolithicFlat",
-    b"vmfs",
-    b"vmfsSparse",
-    b"seSparse",
-    b"twoGbMaxExtentSparse",
-    b"twoGbMaxExtentFlat",
+const TYPES: [&str; 6] = [
+    "monolithicFlat",
+    "vmfs",
+    "vmfsSparse",
+    "seSparse",
+    "twoGbMaxExtentSparse",
+    "twoGbMaxExtentFlat",
 ];
 
 /// The identity of an image and of its parent.
@@ -86,10 +106,51 @@ fn invalid() -> Error {
     Error::Refused("invalid VMDK image descriptor".into())
 }
 
-/// What precedes the first zero byte.
+/// What precedes the first zero byte, without a byte order mark.
 pub fn text(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|b| *b == 0);
-    &bytes[..end.unwrap_or(bytes.len())]
+    let text = &bytes[..end.unwrap_or(bytes.len())];
+    text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
+}
+
+/// Lines, whatever ends them.
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|b| b"\r\n".contains(b))
+}
+
+/// The value after this name and `=`, if the line has them.
+fn value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let (found, rest) = line.trim_ascii_start().split_at_checked(name.len())?;
+    let rest = rest.trim_ascii_start().strip_prefix(b"=")?;
+    found.eq_ignore_ascii_case(name).then(|| rest.trim_ascii())
+}
+
+/// Whether this begins a descriptor, in any spelling: comments, blank lines and values with the names
+/// of a descriptor's, in any order.
+pub fn is_one(head: &[u8]) -> bool {
+    let text = text(head);
+    let is_title = |line: &[u8]| {
+        let start = line.trim_ascii_start().get(..TITLE.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(TITLE))
+    };
+    let mut is_told = false;
+    // The last line may not be complete.
+    let is_cut = text.len() + BYTE_ORDER_MARK.len() >= head.len();
+    let count = lines(text).count() - usize::from(is_cut);
+    for line in lines(text).take(count) {
+        let named = NAMES.iter().find(|name| value(line, name).is_some());
+        match line.trim_ascii() {
+            [] => {}
+            [b'#', ..] => is_told |= is_title(line),
+            _ if named.is_some() => {
+                is_told |=
+                    [&b"version"[..], b"CID", b"createType"].contains(named.unwrap_or(&&b""[..]));
+            }
+            // Extents, or values of which there are many.
+            _ => break,
+        }
+    }
+    is_told
 }
 
 /// What follows the first occurrence of `name`.
@@ -98,29 +159,59 @@ fn after<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     text.get(at + name.len()..)
 }
 
-/// The text between quotation marks after `name=`; None: there is no such name. An error if the
-/// text has no end, or more than `most` bytes.
+/// The value of a name, without quotation marks; None: there is no such name. An error if a text in
+/// quotation marks has no end, or the value has more than `most` bytes.
 fn quoted<'a>(text: &'a [u8], name: &[u8], most: usize) -> Result<Option<&'a [u8]>> {
-    let Some(rest) = after(text, name) else {
-        return Ok(None);
+    let found = match lines(text).find_map(|line| value(line, name)) {
+        Some(value) => match value.strip_prefix(b"\"") {
+            Some(rest) => &rest[..rest.iter().position(|b| *b == b'"').ok_or_else(invalid)?],
+            None => value,
+        },
+        None => {
+            let Some(rest) = after(text, name) else {
+                return Ok(None);
+            };
+            // The two characters before the text, `=` and a quotation mark, are not checked.
+            let rest = rest.get(2..).unwrap_or_default();
+            &rest[..rest.iter().position(|b| *b == b'"').ok_or_else(invalid)?]
+        }
     };
-    // The two characters before the text, `=` and a quotation mark, are not checked.
-    let rest = rest.get(2..).unwrap_or_default();
-    let end = rest.iter().position(|b| *b == b'"').ok_or_else(invalid)?;
-    match end <= most {
-        true => Ok(Some(&rest[..end])),
+    match found.len() <= most {
+        true => Ok(Some(found)),
         false => Err(invalid()),
     }
 }
 
+/// How names are written in the descriptor.
+pub fn encoding(text: &[u8]) -> Result<Encoding> {
+    // Only as a line: elsewhere it is part of a name.
+    let line = lines(text).find(|line| value(line, b"encoding").is_some());
+    let name = line.map(|line| quoted(line, b"encoding", MAX_ENCODING));
+    Ok(Encoding::named(
+        name.transpose()?.flatten().unwrap_or_default(),
+    ))
+}
+
 /// The type of an image whose extents are in other files.
-pub fn create_type(text: &[u8]) -> Result<&str> {
+pub fn create_type(text: &[u8]) -> Result<&'static str> {
     let found = quoted(text, b"createType", MAX_TYPE)?.ok_or_else(invalid)?;
-    match TYPES.contains(&found) {
-        true => std::str::from_utf8(found).map_err(|_| invalid()),
-        false => Err(Error::Refused(format!(
+    let mut types = TYPES.iter();
+    match types.find(|name| name.as_bytes().eq_ignore_ascii_case(found)) {
+        Some(name) => Ok(name),
+        None => Err(Error::Refused(format!(
             "Unsupported image type '{}'",
             printable(found)
+        ))),
+    }
+}
+
+/// Refuses a version that is not known.
+pub fn check_version(text: &[u8]) -> Result<()> {
+    match lines(text).find_map(|line| value(line, b"version")) {
+        None | Some(b"1" | b"2" | b"3" | b"\"1\"" | b"\"2\"" | b"\"3\"") => Ok(()),
+        Some(other) => Err(Error::Refused(format!(
+            "Unsupported VMDK version {}",
+            printable(other)
         ))),
     }
 }
@@ -129,15 +220,24 @@ impl Identity {
     /// The identity in a descriptor.
     pub fn decode(text: &[u8]) -> Result<Self> {
         let cid = |name: &'static str| {
-            // The character after the name, `=`, is not checked.
-            let number = after(text, name.as_bytes()).and_then(|rest| hexadecimal(rest.get(1..)?));
+            let name_bytes = name.as_bytes();
+            let line = lines(text).find_map(|line| value(line, name_bytes));
+            let number = match line {
+                Some(value) => hexadecimal(value.strip_prefix(b"\"").unwrap_or(value)),
+                // The character after the name, `=`, is not checked.
+                None => after(text, name_bytes).and_then(|rest| hexadecimal(rest.get(1..)?)),
+            };
             number.ok_or_else(|| Error::Refused(format!("The descriptor has no valid {name}")))
         };
         let parent = quoted(text, b"parentFileNameHint", MAX_PARENT)?;
+        let parent = parent.filter(|name| !name.is_empty());
+        let parent = parent
+            .map(|name| encoding(text)?.parent(name))
+            .transpose()?;
         Ok(Identity {
             cid: cid("CID")?,
             parent_cid: cid("parentCID")?,
-            parent: parent.filter(|name| !name.is_empty()).map(<[u8]>::to_vec),
+            parent,
         })
     }
 }
@@ -168,9 +268,18 @@ fn hexadecimal(text: &[u8]) -> Option<u32> {
 
 /// The extents in a descriptor, in the order of the disk.
 pub fn extents(text: &[u8]) -> impl Iterator<Item = Result<Line<'_>>> {
-    let lines = text.split(|b| *b == b'\n');
-    lines.filter_map(|line| extent(line).transpose())
+    lines(text).filter_map(|line| extent(line).transpose())
 }
+
+/// The types of extents that are known.
+const KINDS: [&[u8]; 6] = [
+    b"ZERO",
+    b"FLAT",
+    b"VMFS",
+    b"SPARSE",
+    b"VMFSSPARSE",
+    b"SESPARSE",
+];
 
 /// The extent of a line; None: the line is about something else, or the extent is empty.
 fn extent(line: &[u8]) -> Result<Option<Line<'_>>> {
@@ -179,15 +288,28 @@ fn extent(line: &[u8]) -> Result<Option<Line<'_>>> {
         Err(Error::Refused(format!("{what} extent line: {line}")))
     };
     let mut scan = Scanner(line);
-    match scan.word() {
-        Some(b"RW" | b"RDONLY") => {}
+    let access = scan.word().map(<[u8]>::to_ascii_uppercase);
+    let is_known = match access.as_deref() {
+        Some(b"RW" | b"RDONLY") => true,
         Some(b"NOACCESS") => return refused("Unsupported"),
-        _ => return Ok(None),
-    }
-    let sectors = scan.decimal().and_then(|n| u64::try_from(n).ok());
-    let (Some(sectors), Some(kind)) = (sectors, scan.word()) else {
-        return refused("Invalid");
+        Some([b'#', ..]) | None => return Ok(None),
+        Some(_) => false,
     };
+    let sectors = scan.decimal().and_then(|n| u64::try_from(n).ok());
+    let kind = scan.word().map(<[u8]>::to_ascii_uppercase);
+    let (Some(sectors), Some(kind)) = (sectors, kind.as_deref()) else {
+        return match is_known {
+            true => refused("Invalid"),
+            false => Ok(None),
+        };
+    };
+    if !is_known {
+        return match KINDS.contains(&kind) {
+            // Without it, what follows would begin too early on the disk.
+            true => refused("Unsupported"),
+            false => Ok(None),
+        };
+    }
     let name = scan.quoted();
     let offset = match name {
         Some((_, true)) => scan.decimal(),
@@ -208,9 +330,7 @@ fn extent(line: &[u8]) -> Result<Option<Line<'_>>> {
         (b"SPARSE", Some(_), None) => Kind::Sparse { name: "SPARSE" },
         (b"VMFSSPARSE", Some(_), None) => Kind::Sparse { name: "VMFSSPARSE" },
         (b"SESPARSE", Some(_), None) => Kind::SeSparse,
-        (b"ZERO" | b"FLAT" | b"VMFS" | b"SPARSE" | b"VMFSSPARSE" | b"SESPARSE", ..) => {
-            return refused("Invalid");
-        }
+        _ if KINDS.contains(&kind) => return refused("Invalid"),
         _ => return refused("Unsupported"),
     };
     let line = Line {
@@ -347,7 +467,16 @@ mod tests {
         assert_eq!(kind("RW 1 SESPARSE \"x\""), Some("SESPARSE"));
         assert_eq!(kind("RW 1 VMFS \"x\""), Some("VMFS"));
         assert_eq!(kind("RW 1 ZERO"), Some("ZERO"));
-        for other in ["", "RWX 1 FLAT", "# RW", "ddb.x = \"1\"", "RW 0 ZERO"] {
+        assert_eq!(kind("rw 1 zero"), Some("ZERO"));
+        for other in [
+            "",
+            "# RW 1 FLAT",
+            "#RW 1 ZERO",
+            "RWX 1 x",
+            "# RW",
+            "ddb.x = \"1\"",
+            "RW 0 ZERO",
+        ] {
             assert_eq!(kind(other), None, "{other}");
         }
         for bad in [
@@ -366,6 +495,7 @@ mod tests {
             "RW 1 VMFSRDM \"x\"",
             "RW 1 ZERO \"x\"",
             "NOACCESS 1 FLAT \"x\" 0",
+            "RWX 1 FLAT \"x\" 0",
         ] {
             one(bad).unwrap_err();
         }

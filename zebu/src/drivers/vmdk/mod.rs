@@ -8,6 +8,7 @@
 mod check;
 mod create;
 pub(crate) mod descriptor;
+mod encoding;
 pub(crate) mod header;
 mod new_extent;
 mod open;

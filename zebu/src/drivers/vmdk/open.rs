@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use super::descriptor::{self, Identity, Kind, Line, STREAM_TYPE};
+use super::encoding::Encoding;
 use super::header::{
     self, ESX_MAGIC, FOOTER_BYTES, HEADER_BYTES, HOSTED_MAGIC, HostedHeader, Layout, SECTOR,
 };
 use super::sparse::{GROUPS, Sparse};
 use super::{Content, INFLATED_CACHE, Region, Shared, Vmdk, refused};
-use crate::Result;
 use crate::drivers::cache::Cache;
 use crate::drivers::{AnyImage, Limits, OpenRequest, OtherFiles, StorageId, disk_size};
 use crate::storage::{self, Queue, Storage};
+use crate::{ErrorKind, Result};
 
 /// Bytes of the longest descriptor that lists extents, as in QEMU.
 pub const MAX_DESCRIPTOR: u64 = (1 << 20) - 1;
@@ -49,7 +50,14 @@ pub async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         Header::None => (opening.descriptor(&file, 0).await?, 0),
     };
     let bytes = storage::read_vec(&*file, queue, identity_at, IDENTITY_BYTES).await?;
-    let identity = Identity::decode(descriptor::text(&bytes))?;
+    let text = descriptor::text(&bytes);
+    if text.is_empty() {
+        return refused(
+            "The file is an extent of a VMDK that has no descriptor: name the file with the \
+             descriptor instead",
+        );
+    }
+    let identity = Identity::decode(text)?;
     let Opening {
         storages, regions, ..
     } = opening;
@@ -137,7 +145,9 @@ impl Opening<'_> {
         let length = rest.min(MAX_DESCRIPTOR + 1) as usize;
         let bytes = storage::read_vec(&**file, self.queue, at, length).await?;
         let text = descriptor::text(&bytes);
+        descriptor::check_version(text)?;
         let create_type = descriptor::create_type(text)?.to_string();
+        let encoding = descriptor::encoding(text)?;
         if text.len() as u64 > MAX_DESCRIPTOR {
             return refused("The VMDK descriptor is longer than 1 MiB");
         }
@@ -145,7 +155,7 @@ impl Opening<'_> {
             if self.regions.len() == MAX_EXTENTS {
                 return refused(format!("The image has more than {MAX_EXTENTS} extents"));
             }
-            self.add(file, line?).await?;
+            self.add(file, line?, &encoding).await?;
         }
         if self.regions.is_empty() {
             return refused("invalid VMDK image descriptor: it lists no extents");
@@ -154,7 +164,12 @@ impl Opening<'_> {
     }
 
     /// Adds the extent of a line. `own` is the file that has the descriptor.
-    async fn add(&mut self, own: &Arc<dyn Storage>, line: Line<'_>) -> Result<()> {
+    async fn add(
+        &mut self,
+        own: &Arc<dyn Storage>,
+        line: Line<'_>,
+        encoding: &Encoding,
+    ) -> Result<()> {
         let name = Some(line.kind.name());
         if line.kind == Kind::Zero {
             return self.push(
@@ -166,7 +181,7 @@ impl Opening<'_> {
             );
         }
         let has_tables = !matches!(line.kind, Kind::Flat { .. });
-        let opened = self.others.extent(line.name, has_tables).await?;
+        let opened = self.extent_file(line.name, has_tables, encoding).await?;
         let id = StorageId(self.storages.len() as u32);
         let Some(file) = opened else {
             // Nothing is read from it.
@@ -197,6 +212,29 @@ impl Opening<'_> {
             Kind::SeSparse => self.se_sparse(&file).await?,
         };
         self.add_sparse(file, id, layout, name).await
+    }
+
+    /// Opens the file of an extent by the first of its names that there is.
+    async fn extent_file(
+        &mut self,
+        name: &[u8],
+        has_tables: bool,
+        encoding: &Encoding,
+    ) -> Result<Option<Arc<dyn Storage>>> {
+        let mut first = None;
+        for name in encoding.extents(name) {
+            match self.others.extent(&name, has_tables).await {
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    first.get_or_insert(e);
+                }
+                result => return result,
+            }
+        }
+        match (first, encoding) {
+            (_, Encoding::Unknown(_)) if !name.is_ascii() => Err(encoding.unknown()),
+            (Some(e), _) => Err(e),
+            (None, _) => Err(encoding.unknown()),
+        }
     }
 
     /// Reads both headers of a seSparse extent.

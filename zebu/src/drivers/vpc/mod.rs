@@ -33,7 +33,7 @@ pub static DRIVER: Driver = Driver {
     open_options: &["force_size_calc"],
     ..Driver::read_only(
         "vpc",
-        // A fixed image has the cookie only at its end, and is not recognized.
+        // A fixed image has the cookie only at its end: see `guess.rs`.
         |head| head.starts_with(COOKIE),
         |request| Box::pin(open(request)),
     )
@@ -124,7 +124,7 @@ impl Footer {
             creator: array(bytes, 28),
             current_size: u64::from_be_bytes(array(bytes, 48)),
             geometry: cylinders * u64::from(bytes[58]) * u64::from(bytes[59]),
-            disk_type: disk_type(bytes),
+            disk_type: u32::from_be_bytes(array(bytes, 60)),
             id: array(bytes, 68),
         })
     }
@@ -146,10 +146,6 @@ impl Footer {
 fn checksum(bytes: &[u8], at: usize) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
     !(sum(&bytes[..at]) + sum(&bytes[at + 4..]))
-}
-
-fn disk_type(footer: &[u8]) -> u32 {
-    u32::from_be_bytes(array(footer, 60))
 }
 
 impl DynamicHeader {
@@ -187,18 +183,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
-    let mut bytes = storage::read_vec(&*file, queue, 0, SECTOR as usize).await?;
-    let grows = bytes.starts_with(COOKIE);
-    if !grows {
-        let Some(at) = file_len.next_multiple_of(SECTOR).checked_sub(SECTOR) else {
-            return Err(refused("File too small for a VHD header"));
-        };
-        bytes = storage::read_vec(&*file, queue, at, SECTOR as usize).await?;
-        if !bytes.starts_with(COOKIE) || disk_type(&bytes) != FIXED {
-            return Err(refused("invalid VPC image"));
-        }
-    }
-    let footer = Footer::decode(&bytes)?;
+    let (footer, grows) = find_footer(queue, &*file, file_len).await?;
     let sectors = footer.sectors(request.vpc);
     if sectors > MAX_SECTORS {
         let context = format!("Could not open '{}'", file.path().display());
@@ -249,6 +234,37 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         blocks: blocks.filter(|_| footer.disk_type != FIXED),
         work,
     })))
+}
+
+/// The footer, and whether the image has a second header. Of an image that grows the copy at the start
+/// counts, as in QEMU, unless that is damaged.
+async fn find_footer(queue: &Queue, file: &dyn Storage, file_len: u64) -> Result<(Footer, bool)> {
+    let copy = storage::read_vec(file, queue, 0, SECTOR as usize).await?;
+    let after = copy.strip_prefix(COOKIE);
+    let is_unfinished = after.is_some_and(storage::is_zero);
+    let copy = after.is_some().then(|| Footer::decode(&copy));
+    match copy {
+        Some(Ok(footer)) => return Ok((footer, true)),
+        // Of an image that was not completed, whose footer at the end is another image's or too early.
+        Some(Err(e)) if is_unfinished => return Err(e),
+        _ => {}
+    }
+    let Some(at) = file_len.next_multiple_of(SECTOR).checked_sub(SECTOR) else {
+        return Err(refused("File too small for a VHD header"));
+    };
+    let bytes = storage::read_vec(file, queue, at, SECTOR as usize).await?;
+    let footer = match bytes.starts_with(COOKIE) {
+        true => Footer::decode(&bytes),
+        false => Err(refused("invalid VPC image")),
+    };
+    match (footer, copy) {
+        (Ok(footer), _) => {
+            let grows = footer.disk_type != FIXED;
+            Ok((footer, grows))
+        }
+        (Err(_), Some(Err(damaged))) => Err(damaged),
+        (Err(e), _) => Err(e),
+    }
 }
 
 /// Bytes of the bitmap of a block: a bit for each sector, in whole sectors.

@@ -5,7 +5,7 @@
 //! path with a drive or a server is reduced to its last part, since the parent was moved anyway.
 
 use crate::Result;
-use crate::drivers::open::as_path;
+use crate::drivers::open::{from_windows, relative};
 use crate::drivers::table::array;
 use crate::storage::{self, Queue, Storage};
 
@@ -98,21 +98,6 @@ fn from_url(bytes: &[u8]) -> String {
         }
     }
     relative(&String::from_utf8_lossy(&name))
-}
-
-/// The name of this system for a path of Windows.
-fn from_windows(path: &str) -> String {
-    let has_drive = path.chars().nth(1) == Some(':');
-    let path = path.replace('\\', "/");
-    match has_drive || path.starts_with('/') {
-        true => relative(path.rsplit(['/', ':']).next().unwrap_or_default()),
-        false => relative(&path),
-    }
-}
-
-/// The path of a file without the prefix `./`, unless it needs one.
-fn relative(name: &str) -> String {
-    as_path(name.strip_prefix("./").unwrap_or(name))
 }
 
 #[cfg(test)]

@@ -155,8 +155,7 @@ struct Check<'a> {
     skipped_snapshots: bool,
     /// The same for unaligned L2 tables.
     skipped_unaligned: bool,
-    /// Compressed data whose last sector the end of the file cuts off: offset and bytes in the file,
-    /// and references.
+    /// Compressed data that the end of the file cuts off: offset and bytes in the file, and references.
     cut_streams: BTreeMap<(u64, u64), u64>,
     /// Whether some references may not be counted. No cluster may be freed then.
     incomplete: bool,

@@ -17,8 +17,8 @@ const L2_RESERVED: u64 = !(OFFSET_MASK | COPIED | COMPRESSED | ZERO);
 /// Unaligned L2 tables that are read at most. They may overlap, so the length of the file does not
 /// bound their number.
 const UNALIGNED: u32 = 64;
-/// Compressed clusters that may end in the last sector of the file: more have no room there.
-const CUT_STREAMS: usize = 512;
+/// Bytes that are inflated to see whether compressed data are whole that reach past the end of the file.
+const CUT_STREAMS: u64 = 1 << 30;
 
 /// The place of an L1 table.
 #[derive(Clone, Copy, Debug)]
@@ -395,13 +395,14 @@ impl Check<'_> {
     /// Counts `times` references to compressed data, by the length in sectors that the entry has.
     fn count_stream(&mut self, offset: u64, length: u64, times: u64) {
         let inside = self.reader.inside(offset, length);
-        let last_sector = (offset + length - 512).max(offset);
         if inside == 0 || inside == length {
             return self.count(Use::Data, offset, length, times);
         }
         let key = (offset, inside);
-        let has_room = self.cut_streams.len() < CUT_STREAMS || self.cut_streams.contains_key(&key);
-        if last_sector < self.file_len && has_room {
+        let most = CUT_STREAMS >> self.metadata.geometry.cluster_bits();
+        let has_room =
+            (self.cut_streams.len() as u64) < most || self.cut_streams.contains_key(&key);
+        if has_room {
             // All of the stream may be there nevertheless.
             *self.cut_streams.entry(key).or_default() += times;
         } else {
@@ -410,8 +411,8 @@ impl Check<'_> {
         self.count(Use::Data, offset, inside, times);
     }
 
-    /// Reports compressed data whose last sector the end of the file cuts off, unless they can be
-    /// read without it.
+    /// Reports compressed data that the end of the file cuts off, unless they can be read without what
+    /// is missing.
     pub(super) async fn check_cut_streams(&mut self) -> Result<()> {
         let inflater = inflater(&self.metadata.header);
         for ((offset, length), times) in take(&mut self.cut_streams) {

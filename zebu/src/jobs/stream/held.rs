@@ -67,7 +67,7 @@ impl Held {
         let length = bytes.len() as u64;
         if self.bytes + length > IN_MEMORY {
             let Some(spilled) = &mut self.spill else {
-                return Err(Error::Refused(format!(
+                return Err(Error::OutOfOrder(format!(
                     "The image's tables come after more than {} MiB of what they map: allow a file \
                      for that (--spill DIR), or convert the image from a file",
                     IN_MEMORY >> 20

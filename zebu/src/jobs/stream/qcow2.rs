@@ -666,8 +666,8 @@ impl Reader for Qcow2Reader {
             .into());
         }
         for begun in std::mem::take(&mut self.begun) {
-            // The last sector need not be whole.
-            match begun.length - (begun.bytes.len() as u64) < SECTOR {
+            // Their length is a bound: if they are not whole, they do not inflate.
+            match !begun.bytes.is_empty() {
                 true => self.inflate(&begun, sink)?,
                 false => return Err(past_end(begun.guest, begun.host).into()),
             }
@@ -708,11 +708,8 @@ fn past_end(guest: u64, host: u64) -> Error {
 
 /// The error of a second use of a cluster.
 fn gone(guest: u64, host: u64) -> Error {
-    Error::Corrupt {
-        guest,
-        what: format!(
-            "Host offset {host:#x} of the stream has two uses: the image can only be converted \
-             from a file"
-        ),
-    }
+    Error::OutOfOrder(format!(
+        "Host offset {host:#x} of the stream has two uses, one of them at guest offset {guest:#x}: the \
+         image can only be converted from a file"
+    ))
 }

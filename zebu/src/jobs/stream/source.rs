@@ -28,6 +28,8 @@ pub struct ImageStream {
     /// From the start, decompressed.
     reader: Box<dyn Read + Send>,
     format: Format,
+    /// The format was found by the content.
+    is_guessed: bool,
     head: Head,
     /// Bytes that the disk may have at most.
     most: u64,
@@ -69,9 +71,10 @@ impl ImageStream {
     ) -> Result<ImageStream> {
         let mut head = Vec::new();
         fill(&mut *reader, &mut head, PROBED_BYTES)?;
+        let is_guessed = format.is_none();
         let format = match format {
             Some(format) => format,
-            None => probe_head(&head, policy.limits().is_some())?,
+            None => probe_head(&head)?,
         };
         let found = if format == Format::RAW {
             Head::Raw
@@ -90,6 +93,7 @@ impl ImageStream {
         Ok(ImageStream {
             reader: Box::new(Cursor::new(head).chain(reader)),
             format,
+            is_guessed,
             head: found,
             most: policy.limits().map_or(i64::MAX as u64, |l| l.virtual_size),
         })
@@ -225,7 +229,10 @@ impl ImageStream {
         pool: Arc<Pool>,
     ) -> (Box<dyn Read + Send>, Box<dyn Reader>) {
         let reader: Box<dyn Reader> = match self.head {
-            Head::Raw | Head::Other(_) => Box::new(RawReader::new(options.most.min(self.most))),
+            Head::Raw | Head::Other(_) => {
+                let most = options.most.min(self.most);
+                Box::new(RawReader::new(most, self.is_guessed))
+            }
             Head::Qcow2(head) => {
                 Box::new(Qcow2Reader::new(*head, has_backing, options.spill, pool))
             }
