@@ -11,6 +11,7 @@
 //!
 //! A run that fails prints its seed, the two commands and the order of their calls.
 
+mod alone;
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,7 +19,7 @@ mod supervised;
 mod world;
 
 use std::collections::HashMap;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use commands::{COMMANDS, STATES};
@@ -105,7 +106,7 @@ impl Run {
         let folder = templates.copy(self.state);
         let mut programs = [0, 1].map(|number| {
             let mut command = Command::new(program());
-            command.args(self.words(number));
+            command.args(self.words(number)).stdout(Stdio::null());
             let most = COMMANDS[self.pair[number]].most;
             Supervised::start(command, folder.path(), most).expect("start")
         });

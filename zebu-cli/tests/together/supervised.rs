@@ -67,7 +67,8 @@ pub struct Ended {
 }
 
 impl Supervised {
-    /// Starts a program in a folder, with files of at most `most` bytes.
+    /// Starts a program in a folder, with files of at most `most` bytes. Its standard output is the
+    /// caller's choice, and must take all of it.
     pub fn start(mut command: Command, folder: &Path, most: Option<u64>) -> io::Result<Supervised> {
         let mut ends = [0; 2];
         // SAFETY: the call fills an array of two descriptors.
@@ -80,7 +81,6 @@ impl Supervised {
         command
             .current_dir(folder)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         // SAFETY: only system calls are made, on memory that was allocated before the fork.
         unsafe {

@@ -35,6 +35,7 @@ pub fn run(folder: &Path, words: &[String], most: Option<u64>) -> (i32, Vec<u8>)
     (output.status.code().unwrap_or(-1), output.stdout)
 }
 
+/// The words of a line, in which `_` is a blank within a word.
 fn words(line: &str) -> Vec<String> {
     let words = line.split(' ').map(|word| word.replace('_', " "));
     words.collect()
