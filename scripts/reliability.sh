@@ -202,10 +202,11 @@ fi
 if begin backups; then
     ZEBU_KILLS=${ZEBU_KILLS:-$(of 20 60 10000)}
     ZEBU_DAMAGED_SETS=${ZEBU_DAMAGED_SETS:-$(of 10 25 1000)}
-    export ZEBU_KILLS ZEBU_DAMAGED_SETS
+    ZEBU_GUEST_HEADERS=${ZEBU_GUEST_HEADERS:-$(of 6 30 1000)}
+    export ZEBU_KILLS ZEBU_DAMAGED_SETS ZEBU_GUEST_HEADERS
     program --test cli -- --nocapture backup:: backup_
-    unset ZEBU_KILLS ZEBU_DAMAGED_SETS
-    end "kills, power cuts and damaged sets"
+    unset ZEBU_KILLS ZEBU_DAMAGED_SETS ZEBU_GUEST_HEADERS
+    end "kills, power cuts, damaged sets, headers"
 fi
 if begin sources-change; then
     ZEBU_CHANGES=${ZEBU_CHANGES:-$(of 15 150 3000)}

@@ -116,10 +116,18 @@ pub(crate) fn new_id() -> Result<String> {
 
 /// Whether a path leads to a file in a directory, by whatever name, or to a new one there.
 pub(crate) fn is_inside(path: &Path, directory: &Path) -> Result<bool> {
+    const LINKS: u32 = 40;
+    is_inside_by(path, directory, LINKS)
+}
+
+fn is_inside_by(path: &Path, directory: &Path, links: u32) -> Result<bool> {
     let id = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let Ok(wanted) = id(path) else {
-        // It does not exist, or cannot be opened either.
-        return Ok(id(parent(path)).ok() == id(directory).ok());
+        // It does not exist, or cannot be opened either. A link may lead to a new file there.
+        return match fs::read_link(path) {
+            Ok(link) if links > 0 => is_inside_by(&parent(path).join(link), directory, links - 1),
+            _ => Ok(id(parent(path)).ok() == id(directory).ok()),
+        };
     };
     for entry in fs::read_dir(directory).map_err(Error::file(directory))? {
         let entry = entry.map_err(Error::file(directory))?;

@@ -107,6 +107,21 @@ impl Set {
         &self.directory
     }
 
+    /// Whether another program changes the set, or has changed it since it was opened for reading.
+    pub(crate) fn is_changing(&self) -> Result<bool> {
+        if self.lock.is_some() {
+            return Ok(false);
+        }
+        if let Ok(lock) = File::open(self.directory.join(LOCK))
+            && let Err(TryLockError::WouldBlock) = lock.try_lock_shared()
+        {
+            return Ok(true);
+        }
+        let path = self.directory.join(MANIFEST);
+        let bytes = fs::read(&path).map_err(Error::file(&path))?;
+        Ok(bytes != self.manifest.encode() && decode(&path, &bytes)? != self.manifest)
+    }
+
     /// Replaces the manifest, durably.
     pub(crate) fn save(&mut self, manifest: Manifest) -> Result<()> {
         files::replace(&self.directory.join(MANIFEST), &manifest.encode())?;

@@ -34,8 +34,25 @@ impl Set {
     ///
     /// # Errors
     ///
-    /// [`Error::Cancelled`], and [`Error::File`] if the directory cannot be read.
+    /// [`Error::Cancelled`], [`Error::File`] if the directory cannot be read, and [`Error::Refused`] if
+    /// something is not as in the manifest and another program has changed the set meanwhile.
     pub fn verify(
+        &self,
+        queue: &Queue,
+        content: bool,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Vec<Finding>> {
+        let findings = self.findings(queue, content, on_progress)?;
+        if !findings.is_empty() && self.is_changing()? {
+            return refuse(format!(
+                "{}: a backup was made or points were merged there meanwhile: verify it again",
+                files::shown(self.directory())
+            ));
+        }
+        Ok(findings)
+    }
+
+    fn findings(
         &self,
         queue: &Queue,
         content: bool,

@@ -1,9 +1,10 @@
 //! `backup`: what the disk is read as, and that it does not change meanwhile. Whose file a target is.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 
 use super::backup::{points, refused, restored};
-use crate::common::Lab;
+use crate::common::{Lab, Rng, env_number};
 
 /// Writes the header of a qcow2 image over a secret file to the start of `file`, as a guest can.
 fn make_header(lab: &Lab, file: &str) {
@@ -70,6 +71,78 @@ fn a_guest_does_not_choose_the_format_of_its_disk() {
         assert!(fs::read(lab.path("disk")).unwrap() == before);
         lab.zebu(&["backup", "disk", "--to", "new", "-f", "raw"])
             .ok("a new set");
+    }
+}
+
+/// The headers that a guest may write, and other data: whatever is on its raw disk, a backup leaves the
+/// disk as it is, and is the disk or fails.
+#[test]
+fn whatever_a_guest_writes_its_disk_stays_raw() {
+    let seed = env_number("ZEBU_GUEST_HEADERS_SEED").unwrap_or(1);
+    let rounds = env_number("ZEBU_GUEST_HEADERS").unwrap_or(6);
+    let mut rng = Rng::new(seed);
+    for round in 0..rounds {
+        let lab = Lab::new();
+        raw_disk(&lab, "disk");
+        let mut args = DISK.to_vec();
+        args.extend(rng.one_in(3).then_some(["-f", "raw"]).into_iter().flatten());
+        lab.zebu(&args).ok("the first");
+        let mut done = Vec::new();
+        for _ in 0..4 {
+            let what = rng.pick(&["qcow2", "vmdk", "vdi", "vhdx", "luks", "data", "nothing"]);
+            done.push(what);
+            let mut bytes = fs::read(lab.path("disk")).unwrap();
+            match what {
+                "qcow2" => make_header(&lab, "disk"),
+                "luks" => bytes[..8].copy_from_slice(b"LUKS\xba\xbe\0\x01"),
+                "data" => bytes[rng.below(1 << 19) as usize..][..4096].fill(round as u8),
+                "nothing" => bytes[..64 << 10].fill(0),
+                format => {
+                    let args = ["convert", "-f", "raw", "-O", format, "small", "image"];
+                    fs::write(lab.path("small"), vec![1; 64 << 10]).unwrap();
+                    lab.zebu(&args).ok("the image");
+                    let head = fs::read(lab.path("image")).unwrap();
+                    let length = head.len().min(bytes.len());
+                    bytes[..length].copy_from_slice(&head[..length]);
+                }
+            }
+            if what != "qcow2" {
+                fs::write(lab.path("disk"), &bytes).unwrap();
+            }
+            let bytes = fs::read(lab.path("disk")).unwrap();
+            let before = points(&lab);
+            let mut args = DISK.to_vec();
+            for more in [
+                &["-f", "raw"][..],
+                &["--full"],
+                &["--verify"],
+                &["-c"],
+                &["--keep=2"],
+            ] {
+                if rng.one_in(3) {
+                    args.extend(more);
+                    done.extend(more);
+                }
+            }
+            let answer = lab.zebu(&args);
+            let case = format!("seed {seed}, round {round}: {done:?}: {answer:?}");
+            assert!(
+                fs::read(lab.path("disk")).unwrap() == bytes,
+                "{case}: it was written"
+            );
+            match answer.status {
+                0 => {
+                    let last = points(&lab).pop().unwrap();
+                    assert!(restored(&lab, last) == bytes, "{case}: another disk");
+                }
+                _ => {
+                    assert!(!args.contains(&"raw"), "{case}");
+                    assert_eq!(points(&lab), before, "{case}");
+                }
+            }
+            lab.zebu(&["backup", "verify", "set"]).ok(&case);
+        }
+        println!("cases: 4");
     }
 }
 
@@ -174,4 +247,23 @@ fn verify_says_what_it_has_verified() {
     let said = "; the content of 2 disks, 2 MiB, too\n";
     assert!(answer.out.ends_with(said), "{answer:?}");
     assert_eq!(lab.zebu(&["backup", "verify", "-q", "set"]).out, "");
+}
+
+/// What another program has changed is not damaged.
+#[test]
+fn verify_blames_no_set_that_changes() {
+    let lab = Lab::new();
+    raw_disk(&lab, "disk");
+    for _ in 0..2 {
+        lab.zebu(&[&DISK[..], &["-f", "raw"]].concat()).ok("backup");
+    }
+    // As long as a program changes it, its files may be any.
+    let lock = File::open(lab.path("set/lock")).unwrap();
+    let file = lab.path("set/disk.2.qcow2");
+    let mut damaged = File::options().append(true).open(file).unwrap();
+    damaged.write_all(b"more").unwrap();
+    assert_eq!(lab.zebu(&["backup", "verify", "set"]).status, 2);
+    lock.lock().unwrap();
+    let answer = lab.zebu(&["backup", "verify", "set"]);
+    refused(&answer, "verify it again");
 }
