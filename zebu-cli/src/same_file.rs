@@ -89,7 +89,19 @@ fn reads(sources: &[Device], target: &FileSpec) -> bool {
             FileDriver::Ssh(read) => read.is_same(ssh),
             _ => false,
         }),
-        _ => reads_file(sources, &target.path),
+        _ => {
+            let mut rules = all_files(sources).filter_map(rules);
+            rules.any(|rules| is_same(rules, &target.path)) || reads_file(sources, &target.path)
+        }
+    }
+}
+
+/// The file with rules of a file that injects errors, or of one below it.
+fn rules(file: &FileSpec) -> Option<&Path> {
+    match &file.driver {
+        FileDriver::Blkdebug(debug) => debug.config().or_else(|| rules(&debug.image)),
+        FileDriver::Image(image) => rules(&image.file),
+        _ => None,
     }
 }
 
@@ -299,9 +311,14 @@ pub fn is_local(target: &FileSpec) -> bool {
 
 /// The files and exports that images and their backing files are in.
 fn files(sources: &[Device]) -> impl Iterator<Item = &FileSpec> {
+    all_files(sources).map(FileSpec::bottom)
+}
+
+/// The same as they are named, with the filters above them.
+fn all_files(sources: &[Device]) -> impl Iterator<Item = &FileSpec> {
     let layers = sources.iter().flat_map(Device::all_layers);
     let files = layers.flat_map(|l| [Some(&l.spec.file), l.spec.data_file.as_ref()]);
-    files.flatten().map(FileSpec::bottom)
+    files.flatten()
 }
 
 /// Whether `sources` or their backing files read the file or block device of this name.

@@ -309,6 +309,20 @@ fn an_export_has_many_names() {
     refused(lab.zebu(&own), "the file of an export");
     assert!(fs::read(lab.path("a.raw")).unwrap() == random);
     assert!(fs::read(lab.path("z.raw")).unwrap() == vec![0; 300_000]);
+    // What reads itself: an image that is its own new backing file, or that is committed to itself.
+    lab.zebu(&["create", "-q", "-f", "qcow2", "x.q", "1M"])
+        .ok("create");
+    let (_image, port) = tcp(&lab, "localhost", &["-f", "raw", "x.q"]);
+    let [one, two] = ["localhost", "127.0.0.1"].map(|host| format!("nbd://{host}:{port}"));
+    let rebase = |mode: &[&str]| {
+        let all = ["rebase", "-f", "qcow2", "-b", &one, "-F", "raw", &two];
+        lab.zebu(&[&all[..1], mode, &all[1..]].concat())
+    };
+    refused(rebase(&[]), "rebase");
+    rebase(&["-u"]).ok("rebase -u");
+    let image = fs::read(lab.path("x.q")).unwrap();
+    refused(lab.zebu(&["commit", "-f", "qcow2", &two]), "commit");
+    assert!(fs::read(lab.path("x.q")).unwrap() == image);
     // Another export of the same size and content is no reason.
     fs::write(lab.path("b.raw"), &random).unwrap();
     let (_other, port) = tcp(&lab, "127.0.0.1", &["-f", "raw", "b.raw"]);

@@ -6,7 +6,7 @@ pub mod examples;
 mod texts;
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
@@ -66,7 +66,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         // A link is replaced, not followed.
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
-            _ => fs::write(path, text).map_err(failed)?,
+            _ => {
+                let new = File::options().write(true).create_new(true).open(&path);
+                new.and_then(|mut page| page.write_all(&text))
+                    .map_err(failed)?;
+            }
         }
     }
     Ok(0)

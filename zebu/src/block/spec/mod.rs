@@ -156,6 +156,13 @@ pub struct BlkdebugSpec {
     pub(crate) shown: Vec<(String, String)>,
 }
 
+impl BlkdebugSpec {
+    /// The file with more rules, if there is one.
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+}
+
 impl ImageSpec {
     /// The image in this file, with default options.
     pub fn new(format: Option<Format>, file: FileSpec) -> ImageSpec {
