@@ -47,7 +47,7 @@ for pair in "$@"; do
 {"created":"$created","architecture":"$architecture","os":"linux",
 "config":{"Entrypoint":["/usr/bin/zebu"],"Cmd":["--help"],"Env":["PATH=/usr/bin"],"WorkingDir":"/",
 "Labels":{"org.opencontainers.image.title":"zebu","org.opencontainers.image.version":"$version",
-"org.opencontainers.image.licenses":"MIT OR Apache-2.0","org.opencontainers.image.source":"https://github.com/zebu-qcow2/zebu"}},
+"org.opencontainers.image.licenses":"MIT OR Apache-2.0"}},
 "rootfs":{"type":"layers","diff_ids":["sha256:$diff"]},
 "history":[{"created":"$created","created_by":"scripts/oci.sh"}]}
 EOF

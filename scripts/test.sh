@@ -24,6 +24,10 @@ if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
     export ZEBU_QEMU_IMG="$bin/qemu-img" ZEBU_QEMU_IO="$bin/qemu-io"
 fi
 "${ZEBU_QEMU_IMG:-qemu-img}" --version | head -n 1
+# Its options are those that ours must take.
+if img=$(sh scripts/get-qemu-newest.sh target/peers/qemu-newest); then
+    export ZEBU_QEMU_NEWEST="$img"
+fi
 
 checks() {
     set -e

@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::commands::with_examples;
 use crate::failure::Failure;
 use crate::invocation::{Invocation, unrecognized};
-use crate::{block_cache, output, untrusted};
+use crate::{block_cache, output, untrusted, wrapped};
 
 /// Parses a command's arguments with clap. Errors are in getopt's words, on which scripts may depend.
 ///
@@ -58,6 +58,7 @@ fn parse_by<T: clap::Parser>(
     }
     let command = with_any_values(with_command_options(command, &prefix));
     let names = long_names(&command);
+    let known = known_names(&command);
     let command = with_abbreviations(command, &names);
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     let result = command.try_get_matches_from(all).and_then(|mut matches| {
@@ -67,8 +68,11 @@ fn parse_by<T: clap::Parser>(
         let common = (value, folder, size);
         Ok((common, T::from_arg_matches_mut(&mut matches)?))
     });
-    let ((value, folder, size), parsed) = result
-        .map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy(), &names))?;
+    let ((value, folder, size), parsed) = result.map_err(|error| match unknown_option(&error) {
+        Some(option) => ambiguous(invocation, &option, &names)
+            .unwrap_or_else(|| unrecognized(invocation, &option, &known)),
+        None => usage_failure(invocation, &error, &last.to_string_lossy()),
+    })?;
     value.map_or(Ok(()), |value| untrusted::set(&value))?;
     block_cache::set(folder.as_deref(), size.as_deref())?;
     Ok(parsed)
@@ -161,27 +165,30 @@ fn untrusted_option() -> clap::Arg {
         .help(untrusted::HELP)
 }
 
-/// `last` is the last argument: the one that misses its value, if one does.
-fn usage_failure(
-    invocation: &Invocation,
-    error: &clap::Error,
-    last: &str,
-    names: &[String],
-) -> Failure {
-    let argument = match error.get(ContextKind::InvalidArg) {
+/// The option that does not exist, if that is the error.
+fn unknown_option(error: &clap::Error) -> Option<String> {
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument;
+    let argument = is_unknown.then(|| argument_of(error));
+    argument.filter(|argument| argument.starts_with('-'))
+}
+
+/// The argument that an error is about.
+fn argument_of(error: &clap::Error) -> String {
+    match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(list)) => list.join(" "),
         _ => String::new(),
-    };
+    }
+}
+
+/// `last` is the last argument: the one that misses its value, if one does.
+fn usage_failure(invocation: &Invocation, error: &clap::Error, last: &str) -> Failure {
+    let argument = argument_of(error);
     match error.kind() {
-        ErrorKind::DisplayHelp => match output::report(&error.to_string()) {
+        ErrorKind::DisplayHelp => match output::report(&wrapped::to_terminal(&error.to_string())) {
             Ok(_) => Failure::Said(0),
             Err(failure) => failure,
         },
-        ErrorKind::UnknownArgument if argument.starts_with('-') => {
-            ambiguous(invocation, &argument, names)
-                .unwrap_or_else(|| unrecognized(invocation, &argument))
-        }
         ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::WrongNumberOfValues
             if error.get(ContextKind::InvalidValue).is_none_or(is_empty) =>
         {
@@ -201,6 +208,17 @@ fn usage_failure(
 /// The long names of a command's options, without aliases, some of which QEMU lacks.
 fn long_names(command: &clap::Command) -> Vec<String> {
     let names = command.get_arguments().filter_map(clap::Arg::get_long);
+    names.map(str::to_string).collect()
+}
+
+/// The long names and the aliases of a command's options, without those that are not shown.
+fn known_names(command: &clap::Command) -> Vec<String> {
+    let options = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let names = options.flat_map(|arg| {
+        arg.get_long()
+            .into_iter()
+            .chain(arg.get_all_aliases().into_iter().flatten())
+    });
     names.map(str::to_string).collect()
 }
 

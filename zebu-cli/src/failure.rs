@@ -20,6 +20,8 @@ pub enum Failure {
         status: u8,
         /// Whether the text has its own prefix, as getopt's messages have.
         bare: bool,
+        /// What to do next, on a line of its own, which QEMU does not have; or nothing.
+        next: String,
     },
 }
 
@@ -31,6 +33,7 @@ impl Failure {
             hint: false,
             status: 1,
             bare: false,
+            next: String::new(),
         }
     }
 
@@ -42,6 +45,7 @@ impl Failure {
                 hint: false,
                 status: 1,
                 bare: true,
+                next: String::new(),
             },
             other => other,
         }
@@ -52,6 +56,15 @@ impl Failure {
     pub fn with_status(mut self, new: u8) -> Self {
         if let Failure::Message { status, .. } = &mut self {
             *status = new;
+        }
+        self
+    }
+
+    /// The same, followed by what to do next unless the program is called by a name of QEMU's.
+    #[must_use]
+    pub fn with_next(mut self, what: impl Into<String>) -> Self {
+        if let Failure::Message { next, .. } = &mut self {
+            *next = what.into();
         }
         self
     }

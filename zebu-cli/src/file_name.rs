@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-pub use zebu::internal::new_image::{after_file, file_of, is_remote};
+pub use zebu::internal::new_image::{after_file, file_as, file_of, is_remote};
 use zebu::names::protocol;
 
 /// A name that an image at `image` stores, as it is from here.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use zebu::names::without_queries;
 
+use crate::closest::closest;
 use crate::failure::Failure;
 use crate::{printed, signals};
 
@@ -81,26 +82,47 @@ impl Invocation {
     }
 }
 
-/// The line that `--version` prints.
+/// The version of QEMU whose options, output and status the programs with its names have.
+const QEMU_VERSION: &str = "11.1.3";
+/// The version of this program.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const COPYRIGHT: &str = "Copyright (c) 2026 The zebu authors";
+
+/// What `--version` prints. Under names of QEMU's, scripts compare the first number, and find it where QEMU
+/// has it.
 pub fn version(invocation: &Invocation) -> String {
-    let ours = if invocation.name == "zebu" {
-        ""
-    } else {
-        " (zebu)"
-    };
-    format!(
-        "{} version {}{ours}\n",
-        invocation.name,
-        env!("CARGO_PKG_VERSION")
-    )
+    let (name, argv0) = (&invocation.name, &invocation.argv0);
+    match name.as_str() {
+        "qemu-img" | "qemu-io" => {
+            format!("{name} version {QEMU_VERSION} (zebu {VERSION})\n{COPYRIGHT}\n")
+        }
+        "qemu-nbd" => format!(
+            "{argv0} {QEMU_VERSION} (zebu {VERSION})\nWritten by the zebu authors.\n\n{COPYRIGHT}\n\
+             Licensed under the Apache License 2.0 or the MIT License, at your option.\n"
+        ),
+        _ => {
+            let called = match invocation.command.as_str() {
+                "" => name.clone(),
+                command => format!("{name} {command}"),
+            };
+            format!("{called} version {VERSION}\n")
+        }
+    }
 }
 
-/// The failure for an option that does not exist.
-pub fn unrecognized(invocation: &Invocation, option: &str) -> Failure {
+/// The failure for an option that does not exist; `names` are the long ones that do.
+pub fn unrecognized(invocation: &Invocation, option: &str, names: &[String]) -> Failure {
     let text = match option.strip_prefix("--") {
         Some(_) => {
             let name = option.split('=').next().unwrap_or(option);
-            format!("{}: unrecognized option '{name}'", invocation.prefix())
+            let text = format!("{}: unrecognized option '{name}'", invocation.prefix());
+            let meant = closest(
+                name.trim_start_matches('-'),
+                names.iter().map(String::as_str),
+            );
+            let meant = meant.map(|name| format!("did you mean '--{name}'?"));
+            let failure = Failure::bare(text).with_next(meant.unwrap_or_default());
+            return failure.with_hint();
         }
         None => {
             let letter = option.chars().nth(1).unwrap_or('-');

@@ -7,6 +7,7 @@
 mod appliance;
 mod arguments;
 mod block_cache;
+mod closest;
 mod colours;
 mod commands;
 mod create_options;
@@ -32,7 +33,10 @@ mod signals;
 mod size;
 mod streams;
 mod survey;
+mod trace;
 mod untrusted;
+mod work;
+mod wrapped;
 
 pub use commands::built as commands;
 pub use commands::examples_of;

@@ -10,10 +10,11 @@ use std::str::FromStr;
 
 use zebu::block::{Device, Format, OpenOptions};
 use zebu::jobs::{self, CheckMessage};
-use zebu::names::Source;
+use zebu::names::{Source, protocol};
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::failure::Failure;
+use crate::file_name::after_file;
 use crate::invocation::Invocation;
 use crate::options::SourceOptions;
 use crate::printed::printable;
@@ -27,8 +28,38 @@ pub fn queue() -> Result<Queue, Failure> {
 
 /// The line for an image that cannot be opened.
 pub fn failure(name: &OsStr, error: &impl Display) -> Failure {
+    let error = error.to_string();
+    let next = next_step(name, &error);
     let name = printable(name.as_bytes());
-    Failure::new(format!("Could not open '{name}': {error}"))
+    Failure::new(format!("Could not open '{name}': {error}")).with_next(next)
+}
+
+/// What to do about an image that cannot be opened.
+fn next_step(name: &OsStr, error: &str) -> &'static str {
+    if error.contains("Image is incomplete") {
+        return "if nothing is at work on it any more, it was interrupted: remove it and make it again";
+    }
+    // Without credentials, the libraries ask the metadata service of a cloud, or say what is missing.
+    const WITHOUT_CREDENTIALS: [&str; 4] = [
+        "169.254.169.254",
+        "metadata",
+        "credential",
+        "must be specified",
+    ];
+    if !WITHOUT_CREDENTIALS.iter().any(|sign| error.contains(sign)) {
+        return "";
+    }
+    match protocol(name).as_deref() {
+        Some("s3") => {
+            "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
+             AWS_SKIP_SIGNATURE=true for a public object"
+        }
+        Some("gs") => "no credentials were found: set GOOGLE_APPLICATION_CREDENTIALS",
+        Some("az") => {
+            "no credentials were found: set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+        }
+        _ => "",
+    }
 }
 
 /// The options of opening, as the common options define them.
@@ -50,10 +81,24 @@ pub fn options(
 
 /// The image that `name` and the options mean.
 pub fn source(name: &OsStr, options: &SourceOptions) -> Source {
-    if options.name.image_opts {
-        Source::Options(name.to_owned())
-    } else {
-        Source::Name(name.to_owned())
+    named(
+        name,
+        options.name.image_opts,
+        options.name.format.as_deref(),
+    )
+}
+
+/// The image of this name, which are options with `image_opts`. A format that is QEMU's name of a kind of
+/// file goes with the name: the file is no image in a file then, and must be of that kind.
+pub fn named(name: &OsStr, image_opts: bool, format: Option<&str>) -> Source {
+    match format {
+        _ if image_opts => Source::Options(name.to_owned()),
+        Some(format @ ("file" | "host_device" | "host_cdrom"))
+            if protocol(name).is_none() || after_file(name).is_some() =>
+        {
+            Source::NameWithOptions(name.to_owned(), format!("driver={format}").into())
+        }
+        _ => Source::Name(name.to_owned()),
     }
 }
 

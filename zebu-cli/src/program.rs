@@ -5,11 +5,12 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
+use crate::closest::closest;
 use crate::commands;
 use crate::commands::completions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, unrecognized, version};
-use crate::{descriptors, file_limit, output, printed, signals, untrusted};
+use crate::{descriptors, file_limit, output, printed, signals, trace, untrusted};
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
@@ -37,11 +38,16 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
             hint,
             status,
             bare,
+            next,
         }) => {
             if bare {
                 let _ = writeln!(std::io::stderr(), "{}", printed::lines(&text));
             } else {
                 invocation.say(&text);
+            }
+            if !next.is_empty() && invocation.name == "zebu" {
+                let hint = if next.starts_with('\n') { "" } else { "hint: " };
+                let _ = writeln!(std::io::stderr(), "{hint}{}", printed::lines(&next));
             }
             if hint {
                 let _ = writeln!(std::io::stderr(), "{}", invocation.hint());
@@ -54,7 +60,11 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
 /// Finds the command among the arguments and runs it.
 fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
     if arguments.is_empty() {
-        return Err(Failure::new("Not enough arguments").with_hint());
+        let failure = Failure::new("Not enough arguments").with_next(commands::OVERVIEW);
+        return Err(match invocation.name.as_str() {
+            "zebu" => failure,
+            _ => failure.with_hint(),
+        });
     }
     let first = arguments.remove(0).to_string_lossy().into_owned();
     if let Some(taken) = untrusted::take(&first) {
@@ -78,8 +88,24 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         "-h" | "--help" | "help" => return output::report(&commands::help(invocation)),
         "__complete" => return completions::run(&arguments),
         "-V" | "--version" => return output::report(&version(invocation)),
+        option if is_trace(option) => {
+            let value = match option
+                .strip_prefix("--trace=")
+                .or(option.strip_prefix("-T"))
+            {
+                Some(value) if !value.is_empty() => value.into(),
+                _ if arguments.is_empty() => {
+                    let why = format!("option '{option}' requires an argument");
+                    return Err(Failure::new(why).with_hint());
+                }
+                _ => arguments.remove(0),
+            };
+            trace::warn(invocation, &value);
+            return dispatch(invocation, arguments);
+        }
         option if option.len() > 1 && option.starts_with('-') => {
-            return Err(unrecognized(invocation, option));
+            let names = ["help", "version", "untrusted", "trace"].map(String::from);
+            return Err(unrecognized(invocation, option, &names));
         }
         _ => {}
     }
@@ -87,6 +113,16 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
     match commands::run(&inner, &first, arguments) {
         // The status, or the message with the command's own hint.
         Some(outcome) => Ok(finish(&inner, outcome)),
-        None => Err(Failure::new(format!("Command not found: {first}")).with_hint()),
+        None => {
+            let failure = Failure::new(format!("Command not found: {first}"));
+            let meant = closest(&first, commands::names());
+            let meant = meant.map(|name| format!("did you mean '{name}'?"));
+            Err(failure.with_next(meant.unwrap_or_default()).with_hint())
+        }
     }
+}
+
+/// Whether it is the option that trace events are chosen with, also with its value.
+fn is_trace(option: &str) -> bool {
+    option == "--trace" || option.starts_with("--trace=") || option.starts_with("-T")
 }

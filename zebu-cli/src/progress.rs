@@ -6,18 +6,22 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zebu::block::Device;
 use zebu::jobs;
 use zebu::storage::{Queue, Storage};
 
 use crate::failure::Failure;
 use crate::printed::Shown;
 use crate::signals;
+use crate::work::Work;
 
 /// The progress of a job over a number of bytes. There is one at a time.
 pub struct Progress {
     total: u64,
     done: u64,
     display: Display,
+    /// Where the work is, if that is known: else it is the same everywhere.
+    work: Option<Work>,
 }
 
 /// How progress is shown.
@@ -49,6 +53,7 @@ impl Progress {
             total,
             done: 0,
             display,
+            work: None,
         }
     }
 
@@ -63,6 +68,7 @@ impl Progress {
             total: 0,
             done: 0,
             display,
+            work: None,
         }
     }
 
@@ -81,15 +87,31 @@ impl Progress {
 
     /// The job turns out to be over `total` bytes.
     pub fn resize(&mut self, total: u64) {
+        self.work = None;
         self.total = total;
         if let Display::Bar(bar) = &self.display {
             bar.set_length(total);
         }
     }
 
+    /// The job is over these disks, one after the other, each of which is in one or more images: from now on
+    /// only their data count.
+    pub fn weigh(&mut self, queue: &Queue, disks: &[&[&Device]]) {
+        if matches!(self.display, Display::None) {
+            return;
+        }
+        self.work = Work::of(queue, disks);
+        if let Some(work) = &self.work {
+            self.total = work.total();
+            if let Display::Bar(bar) = &self.display {
+                bar.set_length(self.total);
+            }
+        }
+    }
+
     /// So many bytes are done. Breaks after a signal that stops the job.
     pub fn set(&mut self, done: u64) -> ControlFlow<()> {
-        self.done = done;
+        self.done = self.work.as_ref().map_or(done, |work| work.before(done));
         self.show();
         match signals::stop_signal() {
             Some(_) => ControlFlow::Break(()),

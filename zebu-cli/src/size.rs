@@ -7,6 +7,7 @@ pub use zebu::names::SizeError;
 use zebu::names::parse_integer;
 
 use crate::failure::Failure;
+use crate::printed::printable;
 
 /// The message of qemu-img for a size that is wrong: `what` is "image size",
 /// "start offset" and the like.
@@ -26,20 +27,59 @@ pub fn parse_number(what: &str, text: &str, bounds: RangeInclusive<u64>) -> Resu
     within(what, text, number, bounds)
 }
 
+/// A number as C's strtol reads it: blanks may come first, and nothing behind it. The error is for clap.
+pub fn number<T: TryFrom<i128>>(text: &str) -> Result<T, String> {
+    let wrong = || {
+        format!(
+            "'{}' is no number that is possible here",
+            printable(text.as_bytes())
+        )
+    };
+    let number = parse_integer(text).map_err(|_| wrong())?;
+    number.try_into().map_err(|_| wrong())
+}
+
 fn within(
     what: &str,
     text: &str,
     parsed: Result<u64, SizeError>,
     bounds: RangeInclusive<u64>,
 ) -> Result<u64, Failure> {
+    let mut next = String::new();
     let bad = match parsed {
         Ok(number) if bounds.contains(&number) => return Ok(number),
-        Err(SizeError::Syntax) => format!(": '{text}'"),
+        Err(SizeError::Syntax) => {
+            next = how_to_write(text);
+            format!(": '{text}'")
+        }
         Ok(_) | Err(SizeError::Range) => {
             format!(". Must be between {} and {}", bounds.start(), bounds.end())
         }
     };
-    Err(Failure::new(format!("Invalid {what} specified{bad}.")))
+    Err(Failure::new(format!("Invalid {what} specified{bad}.")).with_next(next))
+}
+
+/// How a size is written that was written in another way: `10GB` as `10G`.
+fn how_to_write(text: &str) -> String {
+    let text = text.trim();
+    let start = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number = start.trim_end();
+    let unit = &text[start.len()..];
+    let letter = unit.chars().next().filter(|c| "kKmMgGtTpPeE".contains(*c));
+    let is_unit = ["", "b", "ib"].contains(&unit.get(1..).unwrap_or("?").to_lowercase().as_str());
+    match letter.filter(|_| is_unit && parse(number).is_ok()) {
+        Some(letter) => format!(
+            "say {number}{}: units are k, M, G, T, P and E, by powers of 1024",
+            match letter {
+                'k' | 'K' => 'k',
+                other => other.to_ascii_uppercase(),
+            }
+        ),
+        None => {
+            "a size is a number of bytes, or one with k, M, G, T, P or E by powers of 1024: 10G"
+                .into()
+        }
+    }
 }
 
 /// A size with three significant digits and a binary unit, as QEMU's reports
@@ -104,6 +144,24 @@ mod tests {
         assert_eq!(parse("7E"), Ok(7 << 60));
         assert_eq!(parse("8E"), Err(SizeError::Range));
         assert_eq!(parse("1x"), Err(SizeError::Syntax));
+    }
+
+    #[test]
+    fn units_are_corrected() {
+        for (text, said) in [
+            ("10GB", "10G"),
+            ("5 MiB", "5M"),
+            ("1kb", "1k"),
+            ("2 T", "2T"),
+        ] {
+            assert!(
+                how_to_write(text).starts_with(&format!("say {said}:")),
+                "{text}"
+            );
+        }
+        for text in ["", "GB", "10XB", "abc", "10GBx"] {
+            assert!(!how_to_write(text).starts_with("say"), "{text}");
+        }
     }
 
     #[test]

@@ -71,7 +71,7 @@ struct Take {
     #[arg(long)]
     verify: bool,
     /// Points of each of these disks to keep: older ones are merged away
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = size::number::<usize>)]
     keep: Option<usize>,
     /// Bytes a second at most
     #[arg(short = 'r', long, value_name = "RATE")]
@@ -122,7 +122,7 @@ struct Verify {
 #[derive(Args)]
 struct Restore {
     /// The point in time, by number; the last one by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = size::number::<u64>)]
     point: Option<u64>,
     /// The disk; needed if the point has several
     #[arg(long, value_name = "NAME")]

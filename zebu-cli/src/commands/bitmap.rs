@@ -45,6 +45,7 @@ pub struct Arguments {
 enum Action {
     Add,
     Remove,
+    RemoveAll,
     Clear,
     Enable,
     Disable,
@@ -56,6 +57,7 @@ impl Action {
         match self {
             Action::Add => "add",
             Action::Remove => "remove",
+            Action::RemoveAll => "remove-all",
             Action::Clear => "clear",
             Action::Enable => "enable",
             Action::Disable => "disable",
@@ -65,9 +67,13 @@ impl Action {
 }
 
 /// The actions without a value, and what they do.
-const SWITCHES: [(Action, &str); 5] = [
+const SWITCHES: [(Action, &str); 6] = [
     (Action::Add, "Add the bitmap, enabled"),
     (Action::Remove, "Remove the bitmap"),
+    (
+        Action::RemoveAll,
+        "Remove all bitmaps; needs no name of one",
+    ),
     (Action::Clear, "Clear the bitmap: nothing is dirty"),
     (Action::Enable, "Record changes of the disk from now on"),
     (Action::Disable, "Record no changes from now on"),
@@ -130,7 +136,8 @@ impl Arguments {
     fn check(&self) -> Result<(), Failure> {
         let has = |is: fn(&Action) -> bool| self.actions.0.iter().any(is);
         let why = if self.actions.0.is_empty() {
-            "Need at least one of --add, --remove, --clear, --enable, --disable, or --merge"
+            "Need at least one of --add, --remove, --remove-all, --clear, --enable, --disable, or \
+             --merge"
         } else if self.granularity.is_some() && !has(|action| matches!(action, Action::Add)) {
             "granularity only supported with --add"
         } else if self.source_format.is_some() && self.source_file.is_none() {
@@ -152,8 +159,15 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         None => 0,
     };
     arguments.check()?;
-    let [name, bitmap] = &arguments.names[..] else {
-        return Err(Failure::new("Expecting filename and bitmap name"));
+    let is_of_all = |action: &Action| matches!(action, Action::RemoveAll);
+    let nothing = OsString::new();
+    let (name, bitmap) = match &arguments.names[..] {
+        [name] if arguments.actions.0.iter().all(is_of_all) => (name, &nothing),
+        [name, bitmap] if !arguments.actions.0.iter().all(is_of_all) => (name, bitmap),
+        _ if arguments.actions.0.iter().all(is_of_all) => {
+            return Err(Failure::new("Expecting filename"));
+        }
+        _ => return Err(Failure::new("Expecting filename and bitmap name")),
     };
     let options = SourceOptions::from(arguments.image.clone());
     let queue = open::queue()?;
@@ -174,11 +188,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let done = arguments.actions.0.iter().try_for_each(|action| {
         job.run(action).map_err(|error| {
-            let (action, name) = (action.name(), bitmap.shown());
-            Failure::new(format!(
-                "Operation {action} on bitmap {name} failed: {}",
-                with_hint(&error)
-            ))
+            let what = match action {
+                Action::RemoveAll => String::new(),
+                _ => format!(" on bitmap {}", bitmap.shown()),
+            };
+            let (action, why) = (action.name(), with_hint(&error));
+            Failure::new(format!("Operation {action}{what} failed: {why}"))
         })
     });
     // What was done before an error is kept.
@@ -226,6 +241,13 @@ impl Job<'_> {
                     self.device.bitmap_add(queue, name, granularity, true).await
                 }
                 Action::Remove => self.device.bitmap_remove(queue, name).await,
+                Action::RemoveAll => {
+                    let bitmaps = self.device.bitmaps(queue).await?;
+                    for bitmap in &bitmaps {
+                        self.device.bitmap_remove(queue, &bitmap.name).await?;
+                    }
+                    Ok(())
+                }
                 Action::Clear => self.device.bitmap_clear(queue, name).await,
                 Action::Enable => self.device.bitmap_enable(queue, name, true).await,
                 Action::Disable => self.device.bitmap_enable(queue, name, false).await,

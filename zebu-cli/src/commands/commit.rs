@@ -35,7 +35,7 @@ pub struct Arguments {
     #[arg(long)]
     change_snapshots: bool,
     /// Rate limit in bytes per second
-    #[arg(short = 'r', long, value_name = "RATE")]
+    #[arg(short = 'r', long = "rate-limit", alias = "rate", value_name = "RATE")]
     rate: Option<String>,
     /// Show progress
     #[arg(short, long)]
@@ -110,6 +110,7 @@ fn commit(
         .empty(!arguments.drop && arguments.base.is_none())
         .change_snapshots(arguments.change_snapshots)
         .rate(rate);
+    progress.weigh(queue, &[&[&top]]);
     let result = jobs::commit(queue, top, base, &options, |now| progress.set(now.done));
     progress.finish(result.is_ok());
     result.map_err(|e| match e {

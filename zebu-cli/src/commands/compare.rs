@@ -67,7 +67,7 @@ fn run_inner(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let cache = source_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
     let devices = open_both(&queue, &arguments, names, cache)?;
-    compare(&arguments, names, devices)
+    compare(&queue, &arguments, names, devices)
 }
 
 fn open_both(
@@ -84,7 +84,12 @@ fn open_both(
     ])
 }
 
-fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> Outcome {
+fn compare(
+    queue: &Queue,
+    arguments: &Arguments,
+    names: [&OsStr; 2],
+    devices: [Device; 2],
+) -> Outcome {
     let say = |text: &str| {
         if !arguments.quiet {
             output::say(text);
@@ -95,6 +100,7 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
         arguments.progress && !arguments.quiet,
         sizes[0].max(sizes[1]),
     );
+    progress.weigh(queue, &[&[&devices[0], &devices[1]]]);
     let _ = progress.set(0);
     if arguments.strict && sizes[0] != sizes[1] {
         say("Strict mode: Image size mismatch!\n");

@@ -10,7 +10,7 @@ use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
-use crate::file_name::{as_value, beside, file_of};
+use crate::file_name::{as_value, beside, file_as};
 use crate::invocation::Invocation;
 use crate::known_options::{number, option_help};
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format, refuse_object};
@@ -29,7 +29,12 @@ pub struct Arguments {
     #[arg(short = 'b', long = "backing", value_name = "FILE")]
     backing: Option<OsString>,
     /// Format of the backing file
-    #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
+    #[arg(
+        short = 'B',
+        short_alias = 'F',
+        long = "backing-format",
+        value_name = "FMT"
+    )]
     backing_format: Option<String>,
     /// Do not open the backing file
     #[arg(short = 'u', long)]
@@ -75,9 +80,24 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     for object in &arguments.object {
         objects::add(object)?;
     }
-    create(invocation, &arguments, format, name, size)
-        .map_err(|why| Failure::new(format!("{}: {why}", name.shown())))?;
+    create(invocation, &arguments, format, name, size).map_err(|why| {
+        let next = next_step(&why);
+        Failure::new(format!("{}: {why}", name.shown())).with_next(next)
+    })?;
     Ok(0)
+}
+
+/// What to do about an error.
+fn next_step(why: &str) -> String {
+    if !why.starts_with(NO_FORMAT) {
+        return String::new();
+    }
+    let found = why.split("Detected format of ").nth(1);
+    let found = found.map(|rest| rest.trim_end_matches('.'));
+    match found {
+        Some("raw") | None => "say the format of the backing file with -F: -F qcow2, -F raw".into(),
+        Some(format) => format!("say the format of the backing file: -F {format}"),
+    }
 }
 
 /// Makes the image.
@@ -88,8 +108,8 @@ fn create(
     name: &OsStr,
     size: Option<u64>,
 ) -> Result<(), String> {
-    let format = parse_format(format)?;
-    let file = file_of(name)?;
+    let (format, format_name) = (parse_format(format)?, format);
+    let file = file_as(name, format_name)?;
     refuse_object(&file)?;
     let mut options = CreateOptions::parse(format, &arguments.options)?;
     if let Some(size) = size {
@@ -121,7 +141,7 @@ fn create(
         return Err(why.into());
     }
     if !arguments.quiet {
-        output::say(&formatting(format, name, &options));
+        output::say(&formatting(format, format_name, name, &options));
     }
     let image = NewImage::new(format, &file.path, size, &options, backing.as_ref());
     let image = image.map_err(|e| match e.errno() {
@@ -174,6 +194,8 @@ fn check_not_read(
     }
 }
 
+const NO_FORMAT: &str = "Backing file specified without backing format";
+
 /// Opens the backing file, if there is one, unless disabled. Without a given size, its size is used.
 fn look_at_backing(
     queue: &Queue,
@@ -192,7 +214,6 @@ fn look_at_backing(
             "Error: Trying to create an image with the same filename as the backing file".into(),
         );
     }
-    const NO_FORMAT: &str = "Backing file specified without backing format";
     let format = options.get("backing_fmt").map(str::to_string);
     if arguments.backing_unsafe {
         return format.map(|_| None).ok_or_else(|| NO_FORMAT.into());
@@ -214,10 +235,10 @@ fn look_at_backing(
 }
 
 /// The line that reports the format and the options. Names may have any bytes.
-fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
+fn formatting(format: Format, format_name: &str, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
     let mut line = OsString::from("Formatting '");
     line.push(name);
-    line.push(format!("', fmt={}", format.name()));
+    line.push(format!("', fmt={format_name}"));
     for option in format.create_options() {
         let value = match (options.value(option.name), option.kind) {
             (Some(_), OptionKind::Size) => options

@@ -5,14 +5,14 @@ use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::{Device, Format};
+use zebu::block::{Device, FileSpec, Format};
 use zebu::jobs::{self, CopyOptions, Target, TransferError, Unchanged};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
-use crate::file_name::file_of;
+use crate::file_name::{file_as, file_of};
 use crate::invocation::Invocation;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
@@ -60,11 +60,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let input = &operands.input;
     let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
     let unchanged = Unchanged::of(std::slice::from_ref(&source));
-    let format = output_format(arguments.output_format.as_deref())?;
+    let format_name = arguments.output_format.as_deref().unwrap_or("raw");
+    let format = output_format(format_name)?;
     let range = operands.range(source.size());
     let (start, length) = range.unwrap_or_default();
     refuse_same_file(&source, &operands.output)?;
-    let target = make_target(&queue, format, &operands.output, length, &source)?;
+    let file = file_as(&operands.output, format_name).map_err(Failure::new)?;
+    let target = make_target(&queue, format, &operands.output, &file, length, &source)?;
     if range.is_none() {
         let input = input.shown();
         invocation.say(&format!("{input}: cannot skip to specified offset"));
@@ -146,8 +148,7 @@ impl Operands {
     }
 }
 
-fn output_format(name: Option<&str>) -> Result<Format, Failure> {
-    let name = name.unwrap_or("raw");
+fn output_format(name: &str) -> Result<Format, Failure> {
     name.parse().map_err(|_| {
         // The message of `create` tells more about formats that exist.
         match parse_format(name) {
@@ -178,14 +179,14 @@ fn make_target(
     queue: &Queue,
     format: Format,
     name: &OsStr,
+    file: &FileSpec,
     length: u64,
     source: &Device,
 ) -> Result<Target, Failure> {
-    let file = file_of(name).map_err(Failure::new)?;
     let open = || {
         let options = CreateOptions::default();
         let image = NewImage::to_fill(format, &file.path, length, &options)?;
-        let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all())?;
+        let files = NewFiles::open(file, &image, &[CacheMode::WriteBack], &objects::all())?;
         let sources = std::slice::from_ref(source);
         if let Some(why) = same_file::refused_open(sources, &files.storages()) {
             files.give_up();

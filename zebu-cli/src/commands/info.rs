@@ -1,5 +1,6 @@
 //! `info`: what an image is.
 
+mod limits;
 mod report;
 mod specific;
 mod summary;
@@ -14,12 +15,12 @@ use clap::Parser;
 use zebu::block::{Device, OpenOptions};
 use zebu::names::Source;
 use zebu::qcow2::Snapshot;
-use zebu::storage::{CacheMode, Queue};
+use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Value};
-use crate::options::{OutputFormat, SourceOptions, one_name};
+use crate::options::{OutputFormat, SourceOptions, one_name, target_cache};
 use crate::printed::printable;
 use crate::{appliance, colours, open, output, untrusted};
 
@@ -34,6 +35,13 @@ pub struct Arguments {
     /// Show the whole backing chain
     #[arg(short, long)]
     backing_chain: bool,
+    /// Cache mode of the image: none, writeback, writethrough, directsync or
+    /// unsafe
+    #[arg(short = 't', long, value_name = "CACHE")]
+    cache: Option<String>,
+    /// Show what requests to the image must be like, which the cache mode may change
+    #[arg(long)]
+    limits: bool,
     /// Output format: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
@@ -63,7 +71,11 @@ pub fn snapshot_list(snapshots: &[Snapshot]) -> Vec<u8> {
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
+    let cache = target_cache(arguments.cache.as_deref())?;
     let name = one_name(&arguments.names)?;
+    if arguments.human && arguments.limits {
+        return Err(Failure::new("--human and --limits are mutually exclusive"));
+    }
     if arguments.human && arguments.output.is_some() {
         let text = "--human and --output are mutually exclusive";
         return Err(Failure::new(text));
@@ -72,6 +84,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let given = [
             (arguments.human, "--human"),
             (arguments.backing_chain, "--backing-chain"),
+            (arguments.limits, "--limits"),
         ];
         return match given.into_iter().find(|(is_given, _)| *is_given) {
             Some((_, option)) => Err(Failure::new(format!("{option} is not for appliances"))),
@@ -82,15 +95,19 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let has_colours = invocation.name != "qemu-img" && colours::are_wanted(&std::io::stdout());
     let queue = open::queue()?;
     if arguments.human {
-        let options = open::options(name, &arguments.source, CacheMode::WriteBack)?
-            .l2_cache_size(Some(open::ONCE_THROUGH));
+        let options =
+            open::options(name, &arguments.source, cache)?.l2_cache_size(Some(open::ONCE_THROUGH));
         let device = open::device_with(&queue, name, &arguments.source, &options)?;
         let summary = summary::of(&queue, &device, has_colours);
         return output::report(&summary.map_err(|e| open::failure(name, &e))?);
     }
-    let options = open::options(name, &arguments.source, CacheMode::WriteBack)?.inspect(true);
+    let options = open::options(name, &arguments.source, cache)?.inspect(true);
     let source = open::source(name, &arguments.source);
-    let reports = collect(&queue, name, source, options, arguments.backing_chain)?;
+    let shown = Shown {
+        chain: arguments.backing_chain,
+        limits: arguments.limits,
+    };
+    let reports = collect(&queue, name, source, options, shown)?;
     let text = match format {
         OutputFormat::Human if has_colours => text::coloured(&text::reports(&reports)),
         OutputFormat::Human => text::reports(&reports),
@@ -103,14 +120,22 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     output::report(&text)
 }
 
+/// What is shown besides the image.
+#[derive(Clone, Copy)]
+struct Shown {
+    chain: bool,
+    limits: bool,
+}
+
 /// The image, and with `chain` those behind it: at least one.
 fn collect(
     queue: &Queue,
     name: &OsStr,
     mut source: Source,
     mut options: OpenOptions,
-    chain: bool,
+    shown: Shown,
 ) -> Result<Vec<Report>, Failure> {
+    let chain = shown.chain;
     let mut name = name.to_owned();
     let mut seen = HashSet::new();
     let mut reports = Vec::new();
@@ -129,7 +154,8 @@ fn collect(
         let device =
             Device::open(queue, &source, &options).map_err(|e| open::failure(&name, &e))?;
         open::warn_if_guessed(&device);
-        let mut report = Report::of(queue, &device).map_err(|e| open::failure(&name, &e))?;
+        let report = Report::of(queue, &device, shown.limits);
+        let mut report = report.map_err(|e| open::failure(&name, &e))?;
         if untrusted::is_on() {
             report.untrusted = Some(Untrusted::of(&device, guessed));
         }

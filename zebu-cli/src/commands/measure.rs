@@ -20,6 +20,10 @@ use crate::{open, output, size};
 
 /// Calculate file size required for a new image
 #[derive(Parser)]
+#[command(
+    mut_arg("format", |a| a.long("source-format").alias("format")),
+    mut_arg("image_opts", |a| a.long("source-image-opts").alias("image-opts"))
+)]
 pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
@@ -27,7 +31,12 @@ pub struct Arguments {
     #[arg(short = 'O', long = "target-format", value_name = "FMT")]
     target_format: Option<String>,
     /// Options of the new image
-    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    #[arg(
+        short = 'o',
+        long = "target-format-options",
+        alias = "options",
+        value_name = "OPTIONS"
+    )]
     target_options: Vec<OsString>,
     /// Size of the disk, without an image to copy
     #[arg(short, long, value_name = "SIZE")]
@@ -50,7 +59,17 @@ pub struct Arguments {
 }
 
 /// Formats that qemu-img cannot measure.
-const WITHOUT_MEASURE: [&str; 7] = ["vdi", "vmdk", "vpc", "vhdx", "qcow", "qed", "parallels"];
+const WITHOUT_MEASURE: [&str; 9] = [
+    "vdi",
+    "vmdk",
+    "vpc",
+    "vhdx",
+    "qcow",
+    "qed",
+    "parallels",
+    "file",
+    "host_device",
+];
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {

@@ -31,10 +31,12 @@ use std::ffi::OsString;
 pub use amend::amendable;
 use clap::CommandFactory;
 pub use manual::examples::{examples_of, with_examples};
+use zebu::block::Format;
 
 use crate::arguments::{parse_lossy as parse, with_command_options};
 use crate::failure::Outcome;
 use crate::invocation::Invocation;
+use crate::wrapped;
 
 /// Name, operands, what it does, how it is run, and its options.
 type Command = (
@@ -217,6 +219,25 @@ const COMMANDS: &[Command] = &[
     ),
 ];
 
+/// QEMU's names of what a file is, which stand among the formats.
+const FILE_DRIVERS: &[&str] = &[
+    "blkdebug",
+    "file",
+    "host_cdrom",
+    "host_device",
+    #[cfg(feature = "http")]
+    "http",
+    #[cfg(feature = "http")]
+    "https",
+    "nbd",
+    "null-aio",
+    "null-co",
+    #[cfg(feature = "rbd")]
+    "rbd",
+    #[cfg(feature = "ssh")]
+    "ssh",
+];
+
 /// Runs a command; `None` if there is none of this name.
 pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
     let (_, operands, _, run, _) = COMMANDS.iter().find(|command| command.0 == name)?;
@@ -243,6 +264,21 @@ pub fn built() -> impl Iterator<Item = clap::Command> {
     })
 }
 
+/// The names of all commands.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    COMMANDS.iter().map(|command| command.0)
+}
+
+/// What is said to those without a command.
+pub const OVERVIEW: &str = "
+  zebu info --human disk.qcow2            # what an image is, and how full
+  zebu convert -p disk.qcow2 disk.raw     # to another format
+  zebu create -f qcow2 disk.qcow2 20G     # a new disk
+  zebu check disk.qcow2                   # whether it is sound
+  zebu nbd -t -k /run/disk.sock disk.qcow2
+
+'zebu help' lists all commands, 'zebu help COMMAND' has options and examples.";
+
 /// Whether a command has a subcommand of this name.
 pub fn has_subcommand(command: &str, name: &str) -> bool {
     let mut found = definitions().filter(|definition| definition.0 == command);
@@ -259,6 +295,23 @@ pub fn help(invocation: &Invocation) -> String {
     for (command, _, what, ..) in COMMANDS {
         text.push_str(&format!("  {command:<14} {what}\n"));
     }
+    if name == "qemu-img" {
+        text.push_str(&for_scripts());
+    }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));
     text
+}
+
+/// What scripts look for in the help of qemu-img: the formats, under the heading of each version, and the
+/// option before the command.
+fn for_scripts() -> String {
+    let mut formats: Vec<&str> = Format::all().map(|format| format.name()).collect();
+    formats.extend(FILE_DRIVERS);
+    formats.sort_unstable();
+    let all = formats.join(" ");
+    format!(
+        "\nStandard options:\n  -T, --trace TRACE\n     trace events: accepted, there are none\n\n\
+         Supported image formats:\n\n{}\nSupported formats: {all}\n",
+        wrapped::to_columns(&format!("  {all}\n"), 80)
+    )
 }

@@ -105,6 +105,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
     };
+    let disks: Vec<[&Device; 1]> = sources.iter().map(|device| [device]).collect();
+    let disks: Vec<&[&Device]> = disks.iter().map(|disk| &disk[..]).collect();
+    job.progress.weigh(&queue, &disks);
     let result = job
         .fill(new, sources)
         .and_then(|()| unchanged.check().map_err(|why| why.to_string()));

@@ -30,7 +30,7 @@ pub struct Arguments {
     #[arg(short = 'b', long, value_name = "BACKING_FILENAME")]
     backing: Option<OsString>,
     /// Format of the new backing file
-    #[arg(short = 'F', long, value_name = "BACKING_FMT")]
+    #[arg(short = 'B', short_alias = 'F', long, value_name = "BACKING_FMT")]
     backing_format: Option<String>,
     /// Cache mode of the new backing file: none, writeback, writethrough, directsync or
     /// unsafe
@@ -133,6 +133,12 @@ fn rebase(
         jobs::rebase_unsafe(queue, overlay, backing.as_ref())
     } else {
         progress.job(overlay.size());
+        // Both backing files are read where one of them has data.
+        let read: Vec<&Device> = [Some(&overlay), new.as_ref()]
+            .into_iter()
+            .flatten()
+            .collect();
+        progress.weigh(queue, &[&read]);
         let options = RebaseOptions::default()
             .compress(arguments.compress)
             .change_snapshots(arguments.change_snapshots);

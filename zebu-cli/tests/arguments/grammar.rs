@@ -520,8 +520,8 @@ impl Choice<'_> {
     fn value(&mut self, kind: Kind) -> String {
         let text = match kind {
             None => "",
-            Format => self.of(&["qcow2", "qcow2", "raw"], &["foo", ""]),
-            TargetFormat => self.of(&["qcow2", "qcow2", "raw"], &["foo", "", "bochs"]),
+            Format => self.of(&["qcow2", "qcow2", "raw", "file"], &["foo", "", "host_device"]),
+            TargetFormat => self.of(&["qcow2", "qcow2", "raw", "file"], &["foo", "", "bochs", "host_device"]),
             Cache => self.of(
                 &["none", "writeback", "writethrough", "directsync", "unsafe"],
                 &["", "foo", "NONE"],

@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod accepted;
 mod errors;
 mod grammar;
 mod intended;
@@ -106,7 +107,8 @@ fn without_node(text: &str) -> String {
 
 /// The first line of a message, without the name of the program.
 fn first_line(answer: &Answer) -> String {
-    let text = without_node(&comparable(&answer.err));
+    // An action that QEMU has since 11.1.
+    let text = without_node(&comparable(&answer.err)).replace("--remove-all, ", "");
     let line = text.lines().next().unwrap_or_default();
     let words = line.split(' ').map(|word| {
         let name = word.trim_start_matches('\'');

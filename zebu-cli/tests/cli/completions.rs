@@ -31,7 +31,10 @@ const CASES: &[(&str, &[&str])] = &[
     ("zebu ma|", &["manual", "map"]),
     ("zebu --un|", &["--untrusted"]),
     ("zebu help re|", &["rebase", "resize"]),
-    ("zebu convert --target-f|", &["--target-format"]),
+    (
+        "zebu convert --target-f|",
+        &["--target-format", "--target-format-options"],
+    ),
     ("zebu convert -O v|", &["vdi", "vhdx", "vmdk", "vpc"]),
     ("zebu convert -Ovd|", &["-Ovdi"]),
     (

@@ -260,10 +260,7 @@ fn types(shell: &str, options: &[&str], start: &str) {
         ),
         ("zebu info disk\\ 10\t\n", &["info", "disk 10.qcow2"]),
         ("zebu info \"disk 10\t\n", &["info", "disk 10.qcow2"]),
-        (
-            "zebu convert --target-f\tq\t\n",
-            &["convert", "--target-format", "qcow2"],
-        ),
+        ("zebu create --fo\tq\t\n", &["create", "--format", "qcow2"]),
     ] {
         let found = called(line, &mut ours);
         let home = lab.path("disk 5.qcow2");

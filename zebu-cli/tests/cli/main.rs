@@ -63,6 +63,7 @@ mod rebase;
 mod reflink;
 mod repair;
 mod resize;
+mod scripts;
 mod server_memory;
 mod snapshot;
 mod snapshot_views;

@@ -411,7 +411,7 @@ fn invalid_options() {
         );
     }
     let named = lab.zebu_called("qemu-nbd", &["--version"]).ok("--version");
-    assert!(named.out.starts_with("qemu-nbd "), "{named:?}");
+    assert!(named.out.contains("qemu-nbd 11.1."), "{named:?}");
 }
 
 #[test]

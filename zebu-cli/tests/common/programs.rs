@@ -59,6 +59,11 @@ impl Peer {
         self.major >= 10
     }
 
+    /// Whether this is a QEMU whose options zebu has.
+    pub fn is_newest(&self) -> bool {
+        self.major >= 11
+    }
+
     /// qemu-img.
     pub fn img(&self) -> &Path {
         &self.img

@@ -152,9 +152,11 @@ impl FileSpec {
                 self.driver.name()
             ))),
             FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom => {
-                let file = open_file(&self.path, how).map_err(|e| could_not_open(e, self))?;
                 let needs_device =
                     matches!(self.driver, FileDriver::HostDevice | FileDriver::HostCdrom);
+                // No device is made where there is none.
+                let how = how.create(how.create && !needs_device);
+                let file = open_file(&self.path, how).map_err(|e| could_not_open(e, self))?;
                 if needs_device && !file.is_device() {
                     return Err(Error::Refused(format!(
                         "'{}' driver requires '{}' to be either a character or block device",

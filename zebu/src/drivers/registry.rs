@@ -39,9 +39,19 @@ impl Format {
     }
 }
 
+/// Whether QEMU calls files of this machine so, as if that was a format.
+fn is_local_file(name: &str) -> bool {
+    ["file", "host_device", "host_cdrom"].contains(&name)
+}
+
 impl std::str::FromStr for Format {
     type Err = Error;
+    /// The format of this name. QEMU's names for a file of this machine without a format, `file`,
+    /// `host_device` and `host_cdrom`, mean raw.
     fn from_str(name: &str) -> Result<Self, Error> {
+        if is_local_file(name) {
+            return Ok(Format::RAW);
+        }
         Format::all()
             .find(|format| format.name() == name)
             .ok_or_else(|| {

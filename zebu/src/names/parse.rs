@@ -90,9 +90,7 @@ pub(super) fn image(
     // that no format has.
     if let Some(OptionValue::Text(driver)) = options.get("driver").cloned() {
         let driver = driver.to_string_lossy();
-        format = driver.parse().ok();
         match &*driver {
-            _ if format.is_some() => {}
             protocol if is_protocol(protocol) => {
                 let file = file(options, naming, depth)?;
                 let mut spec = ImageSpec::new(Some(Format::RAW), file);
@@ -101,7 +99,7 @@ pub(super) fn image(
                 spec.options.common = spec.file.options.common.clone();
                 return Ok(spec);
             }
-            other => return Err(unknown_driver(other)),
+            name => format = Some(name.parse().map_err(|_| unknown_driver(name))?),
         }
         options.take("driver");
     }

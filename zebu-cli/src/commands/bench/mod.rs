@@ -13,13 +13,12 @@ use std::sync::Arc;
 
 use clap::Parser;
 use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions};
-use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::printed::Shown;
-use crate::{open, untrusted};
+use crate::{objects, open, untrusted};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
 
@@ -63,6 +62,9 @@ pub struct Arguments {
     /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long = "image-opts")]
     image_opts: bool,
+    /// TLS credentials of NBD clients and secrets, as for the other commands
+    #[arg(long = "object", value_name = "OBJDEF")]
+    object: Vec<OsString>,
     /// Write instead of reading, which destroys the content of the image
     #[arg(short = 'w', long = "write")]
     write: bool,
@@ -96,10 +98,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new("Expecting one image file name").with_hint());
     };
     plan.check_flushes()?;
-    let source = match arguments.image_opts {
-        true => Source::Options(file.clone()),
-        false => Source::Name(file.clone()),
-    };
+    arguments
+        .object
+        .iter()
+        .try_for_each(|text| objects::add(text))?;
+    let source = open::named(file, arguments.image_opts, arguments.format.as_deref());
     let can_not = |why: String| Failure::new(format!("Could not open '{}': {why}", file.shown()));
     if how.write && how.force_share {
         let text = "force-share=on can only be used with read-only images";

@@ -44,13 +44,13 @@ pub struct Arguments {
     /// snapshot.id=ID,snapshot.name=NAME
     #[arg(
         short = 'l',
-        long = "source-snapshot",
-        alias = "snapshot",
+        long = "snapshot",
+        alias = "source-snapshot",
         value_name = "SNAPSHOT"
     )]
     snapshot: Option<OsString>,
     /// Number of the disk to convert, from 1, of an appliance (OVA or OVF); its checksum is verified
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = size::number::<usize>)]
     disk: Option<usize>,
     #[arg(short = 'O', long = "target-format", alias = "output-format", value_name = "FMT", help = new_format_help("target"))]
     target_format: Option<String>,
@@ -60,8 +60,8 @@ pub struct Arguments {
     /// Options of the target's format; help lists them
     #[arg(
         short = 'o',
-        long = "target-options",
-        alias = "options",
+        long = "target-format-options",
+        aliases = ["target-options", "options"],
         value_name = "OPTIONS"
     )]
     options: Vec<OsString>,
@@ -69,7 +69,7 @@ pub struct Arguments {
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
     target_cache: Option<String>,
     /// Backing file of the target, equal in content to that of the source; its data are not copied
-    #[arg(short = 'B', long = "backing", value_name = "FILE")]
+    #[arg(short = 'b', short_alias = 'B', long = "backing", value_name = "FILE")]
     backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
@@ -78,7 +78,7 @@ pub struct Arguments {
     #[arg(short = 'c', long)]
     compress: bool,
     /// Compression level: 1 to 9 for zlib, 1 to 22 for zstd
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL", value_parser = size::number::<i32>)]
     level: Option<i32>,
     /// Copy the bitmaps of the source
     #[arg(long)]
@@ -105,7 +105,7 @@ pub struct Arguments {
     #[arg(short = 'C', long = "copy-range-offloading")]
     copy_range: bool,
     /// Rate limit in bytes per second
-    #[arg(short = 'r', long, value_name = "RATE")]
+    #[arg(short = 'r', long = "rate-limit", alias = "rate", value_name = "RATE")]
     rate: Option<String>,
     /// Replace what cannot be read by zeroes, and go on
     #[arg(long)]
@@ -218,6 +218,12 @@ fn run_job(
     let sources = open_sources(&queue, arguments, &names, kept.is_some())?;
     let sizes = sources.devices.iter().map(Device::size);
     progress.job(sizes.fold(0, u64::saturating_add));
+    // With -S 0, holes are written, too.
+    if options.sparse > 0 {
+        let disks: Vec<[&Device; 1]> = sources.devices.iter().map(|device| [device]).collect();
+        let disks: Vec<&[&Device]> = disks.iter().map(|disk| &disk[..]).collect();
+        progress.weigh(&queue, &disks);
+    }
     if let Some(output) = output {
         return export::convert(invocation, arguments, sources, output, &options, progress);
     }

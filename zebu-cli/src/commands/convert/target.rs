@@ -13,7 +13,7 @@ use zebu::storage::{CacheMode, LockRequest, Queue, Storage};
 use super::{Arguments, bitmaps};
 use crate::create_options::CreateOptions;
 use crate::failure::Failure;
-use crate::file_name::{after_file, as_value, beside, file_of};
+use crate::file_name::{after_file, as_value, beside, file_as};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
 use crate::printed::Shown;
@@ -57,6 +57,9 @@ pub struct Opened {
     /// The files of a new image, which are locked as long as this is there.
     pub files: Option<NewFiles>,
 }
+
+/// What to do about a target that is a source.
+const ANOTHER_NAME: &str = "give the target another name than what is read";
 
 /// Why a target could not be opened.
 pub struct Unopened {
@@ -219,7 +222,10 @@ impl Wanted<'_> {
 
     fn refuse(&self, why: Option<&str>) -> Result<(), Failure> {
         let format = self.arguments.target_format();
-        why.map_or(Ok(()), |why| Err(creation_failure(self.name, format, why)))
+        why.map_or(Ok(()), |why| {
+            let failure = creation_failure(self.name, format, why);
+            Err(failure.with_next(ANOTHER_NAME))
+        })
     }
 
     /// Refuses what targets of the format cannot have.
@@ -280,7 +286,8 @@ impl Wanted<'_> {
 
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_format(Format::RAW)?;
-        let spec = file_of(self.name).map_err(|e| open::failure(self.name, &e))?;
+        let spec = file_as(self.name, self.arguments.target_format());
+        let spec = spec.map_err(|e| open::failure(self.name, &e))?;
         let (caches, lock) = (self.caches(self.aligned), LockRequest::RAW_WRITE);
         let file = spec.open_locked(&caches, lock, &objects::all());
         let file = file.map_err(|e| open::failure(self.name, &e))?;
@@ -352,9 +359,10 @@ impl Wanted<'_> {
 /// New targets.
 impl Wanted<'_> {
     fn new_image(&self, options: &mut ConvertOptions) -> Result<Opened, Unopened> {
-        let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
-        let file = file_of(self.name).map_err(Failure::new)?;
-        let failure = |e: zebu::Error| creation_failure(self.name, format.name(), &e.to_string());
+        let format_name = self.arguments.target_format();
+        let format = parse_format(format_name).map_err(Failure::new)?;
+        let file = file_as(self.name, format_name).map_err(Failure::new)?;
+        let failure = |e: zebu::Error| creation_failure(self.name, format_name, &e.to_string());
         let create = self.create_options(format)?;
         let image = NewImage::to_fill(format, &file.path, self.total, &create);
         let image = image.map_err(failure)?;
@@ -367,7 +375,11 @@ impl Wanted<'_> {
             return Err(bitmaps::unsupported(format.name()).into());
         }
         let caches = self.caches(self.aligned && image.is_in_blocks());
-        let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(failure)?;
+        let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(|e| {
+            // Its lock is in the way if it is a source.
+            let is_read = self.check_not_read(&[Some(&file)]).is_err();
+            failure(e).with_next(if is_read { ANOTHER_NAME } else { "" })
+        })?;
         let others = image.other_files().map_err(zebu::Error::Refused);
         let others = others.map_err(failure)?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
@@ -469,7 +481,11 @@ impl Wanted<'_> {
         } else {
             return Ok(create);
         };
-        Err(Failure::new(why))
+        let next = match why.ends_with("explicit backing format") {
+            true => "say the format of the backing file with -F: -F qcow2, -F raw",
+            false => "",
+        };
+        Err(Failure::new(why).with_next(next))
     }
 
     /// Opens the backing file, if there is one, before existing data are lost. Returns its size.

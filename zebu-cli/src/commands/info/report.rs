@@ -9,6 +9,7 @@ use zebu::names::{Source, protocol};
 use zebu::qcow2::{Image, Snapshot};
 use zebu::storage::{Queue, Storage};
 
+use super::limits::Limits;
 use super::specific;
 use super::untrusted_report::Untrusted;
 use crate::json::{Map, Value};
@@ -30,6 +31,8 @@ pub struct Report {
     /// Whether its last writer did not close it, if that is known.
     pub is_dirty: Option<bool>,
     pub qcow2: Option<Qcow2Report>,
+    /// What requests must be like, if that is asked for.
+    pub limits: Option<Limits>,
     /// "Format specific information".
     pub specific: Option<Value>,
     /// What it would have opened, in strict mode.
@@ -47,6 +50,8 @@ pub struct FileReport {
     pub disk_size: Option<u64>,
     /// What it is to the image above it: `file`, `image` or `extents.N`.
     pub role: String,
+    /// As in [`Report::limits`].
+    pub limits: Option<Limits>,
     /// The file below, if it is none of its own.
     pub below: Option<Box<FileReport>>,
 }
@@ -67,16 +72,16 @@ pub struct Qcow2Report {
 
 impl Report {
     /// Looks at the top image of a device.
-    pub fn of(queue: &Queue, device: &Device) -> Result<Report> {
+    pub fn of(queue: &Queue, device: &Device, limits: bool) -> Result<Report> {
         let layer = device.top();
         let file = layer.file();
-        let mut files = extents(layer)?;
+        let mut files = extents(layer, limits)?;
         let others = files.iter().map(|file| file.disk_size);
         let disk_sizes = others.chain([file.allocated().ok()]);
         let disk_size = disk_sizes.sum();
         files.extend(match layer.spec.bare {
-            true => FileReport::below(&layer.spec.file, file)?,
-            false => Some(FileReport::of("file", &layer.spec.file, file)?),
+            true => FileReport::below(&layer.spec.file, file, limits)?,
+            false => Some(FileReport::of("file", &layer.spec.file, file, limits)?),
         });
         let is_remote = layer.spec.file.is_remote();
         // Of a server's bytes it is not known.
@@ -94,6 +99,7 @@ impl Report {
             is_dirty: layer.is_dirty().filter(|_| is_known),
             specific: specific::of(queue, device)?,
             qcow2: layer.as_qcow2().map(Qcow2Report::of),
+            limits: limits.then(|| Limits::of_image(layer)),
             untrusted: None,
         })
     }
@@ -101,6 +107,9 @@ impl Report {
     /// The report for programs, its keys in qemu-img's order.
     pub fn to_json(&self) -> Value {
         let mut map = Map::new();
+        if let Some(limits) = &self.limits {
+            map.add("limits", limits.to_json());
+        }
         let children: Vec<Value> = self.files.iter().map(FileReport::to_json).collect();
         map.add("children", children);
         if let Some(format) = self.backing.as_ref().and_then(|b| b.format.as_ref()) {
@@ -125,6 +134,8 @@ impl Report {
                 .with("type", self.format)
                 .with("data", data.clone());
             map.add("format-specific", specific);
+        } else if self.format == "file" {
+            map.add("format-specific", nothing_specific());
         }
         if let Some(backing) = &self.backing {
             map.add("full-backing-filename", &backing.full_name);
@@ -144,7 +155,7 @@ impl Report {
 }
 
 /// The files of a VMDK's extents that were opened, besides that of the image. The last one first.
-fn extents(layer: &Layer) -> Result<Vec<FileReport>> {
+fn extents(layer: &Layer, limits: bool) -> Result<Vec<FileReport>> {
     let mut files = Vec::new();
     let extents = layer.as_vmdk().into_iter().flat_map(Vmdk::extents);
     for (nth, extent) in extents.enumerate() {
@@ -154,7 +165,12 @@ fn extents(layer: &Layer) -> Result<Vec<FileReport>> {
         };
         if extent.is_open {
             let file = layer.storage(extent.storage);
-            files.push(FileReport::of(&format!("extents.{nth}"), spec, file)?);
+            files.push(FileReport::of(
+                &format!("extents.{nth}"),
+                spec,
+                file,
+                limits,
+            )?);
         }
     }
     files.reverse();
@@ -162,7 +178,7 @@ fn extents(layer: &Layer) -> Result<Vec<FileReport>> {
 }
 
 impl FileReport {
-    fn of(role: &str, spec: &FileSpec, file: &dyn Storage) -> Result<FileReport> {
+    fn of(role: &str, spec: &FileSpec, file: &dyn Storage, limits: bool) -> Result<FileReport> {
         Ok(FileReport {
             name: spec.display_name(),
             protocol: match spec.driver {
@@ -173,12 +189,13 @@ impl FileReport {
             disk_size: file.allocated().ok(),
             is_remote: spec.is_remote(),
             role: role.into(),
-            below: FileReport::below(spec, file)?.map(Box::new),
+            limits: limits.then(|| Limits::of_file(file)),
+            below: FileReport::below(spec, file, limits)?.map(Box::new),
         })
     }
 
     /// The file that one is made of.
-    fn below(spec: &FileSpec, file: &dyn Storage) -> Result<Option<FileReport>> {
+    fn below(spec: &FileSpec, file: &dyn Storage, limits: bool) -> Result<Option<FileReport>> {
         let (role, below, storage) = match &spec.driver {
             FileDriver::Blkdebug(debug) => ("image", &*debug.image, file.below()),
             FileDriver::Image(image) => {
@@ -190,12 +207,15 @@ impl FileReport {
             }
             _ => return Ok(None),
         };
-        let report = |storage| FileReport::of(role, below, storage);
+        let report = |storage| FileReport::of(role, below, storage, limits);
         storage.map(report).transpose()
     }
 
     fn to_json(&self) -> Value {
         let mut info = Map::new();
+        if let Some(limits) = &self.limits {
+            info.add("limits", limits.to_json());
+        }
         let children: Vec<Value> = self.below.iter().map(|below| below.to_json()).collect();
         info.add("children", children);
         info.add("virtual-size", self.length);
@@ -205,8 +225,7 @@ impl FileReport {
             info.add("actual-size", disk_size);
         }
         if self.protocol == "file" {
-            let specific = Map::new().with("type", "file").with("data", Map::new());
-            info.add("format-specific", specific);
+            info.add("format-specific", nothing_specific());
         }
         if !self.is_remote {
             info.add("dirty-flag", false);
@@ -216,6 +235,11 @@ impl FileReport {
             .with("info", info)
             .into()
     }
+}
+
+/// What QEMU says of a file of this machine.
+fn nothing_specific() -> Map {
+    Map::new().with("type", "file").with("data", Map::new())
 }
 
 impl Backing {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use zebu::qcow2::Snapshot;
 
+use super::limits::Limits;
 use super::report::{FileReport, Report};
 use crate::colours::Style;
 use crate::json::Value;
@@ -79,6 +80,7 @@ fn report(report: &Report) -> Vec<u8> {
             let _ = writeln!(out, "backing file format: {}", printed::text(format));
         }
     }
+    limits(&mut out, report.limits.as_ref(), 0);
     if let Some(qcow2) = &report.qcow2 {
         snapshots(&mut out, &qcow2.snapshots);
     }
@@ -122,8 +124,17 @@ fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
         exact(file.length),
         disk_size(file.disk_size)
     );
+    limits(out, file.limits.as_ref(), indent.len() / 4 + 1);
     if let Some(below) = &file.below {
         child(out, below, &path, &format!("{indent}    "));
+    }
+}
+
+fn limits(out: &mut Vec<u8>, limits: Option<&Limits>, level: usize) {
+    if let Some(limits) = limits {
+        let indent = "    ".repeat(level);
+        let _ = writeln!(out, "{indent}Block limits:");
+        dump(out, &limits.to_json(), level + 1);
     }
 }
 

@@ -29,6 +29,24 @@ pub const COMMANDS: &[Command] = &[
         run: Handler::Words(discard),
     },
     Command {
+        name: "aio_discard",
+        alias: "",
+        args: Some("[-Cq] off len"),
+        summary: "asynchronously discards a number of bytes",
+        help: "
+ As 'discard', without waiting: the next command may run before the result is
+ printed. 'aio_flush' waits. The command succeeds once the request is made,
+ whatever becomes of it.
+
+ -C  report numbers for machines
+ -q  report nothing
+",
+        min: 2,
+        max: None,
+        needs_file: true,
+        run: Handler::Words(aio_discard),
+    },
+    Command {
         name: "flush",
         alias: "f",
         args: None,
@@ -59,6 +77,23 @@ pub const COMMANDS: &[Command] = &[
 
 fn discard(session: &mut Session, args: &[&str]) -> Outcome {
     session.image_to_write()?;
+    let (request, length) = discarding("discard", args)?;
+    if request.count > MAX_REQUEST {
+        return Err(Failure::Out(format!(
+            "length cannot exceed {MAX_REQUEST}, given {length}"
+        )));
+    }
+    request.run(session)
+}
+
+fn aio_discard(session: &mut Session, args: &[&str]) -> Outcome {
+    session.image_to_write()?;
+    let (request, _) = discarding("aio_discard", args)?;
+    request.start(session)
+}
+
+/// The request of the command `verb`, and its length as it was typed.
+fn discarding<'a>(verb: &'static str, args: &'a [&'a str]) -> Result<(Request, &'a str), Failure> {
     let (mut machine, mut quiet) = (false, false);
     let mut options = Getopt::new(args, "Cq", &[]);
     for option in options.by_ref() {
@@ -72,13 +107,8 @@ fn discard(session: &mut Session, args: &[&str]) -> Outcome {
         return Err(Failure::Usage);
     };
     let (offset, count) = (size(offset)?, size(length)?);
-    if count > MAX_REQUEST {
-        return Err(Failure::Out(format!(
-            "length cannot exceed {MAX_REQUEST}, given {length}"
-        )));
-    }
     let request = Request {
-        verb: "discard",
+        verb,
         offset,
         count,
         job: Job::Discard,
@@ -86,7 +116,7 @@ fn discard(session: &mut Session, args: &[&str]) -> Outcome {
         quiet,
         machine,
     };
-    request.run(session)
+    Ok((request, length))
 }
 
 fn flush(session: &mut Session, _args: &[&str]) -> Outcome {

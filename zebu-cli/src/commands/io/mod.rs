@@ -33,8 +33,8 @@ use zebu::storage::Queue;
 use crate::arguments::{with_command_options, with_usage};
 use crate::commands::with_examples;
 use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::{block_cache, objects, untrusted};
+use crate::invocation::{Invocation, version};
+use crate::{block_cache, objects, trace, untrusted, wrapped};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
@@ -189,6 +189,7 @@ fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure
             ('Y', value) => untrusted::set(&value.unwrap_or_default().to_string_lossy())?,
             ('D', folder) => cache = folder,
             ('S', size) => cache_size = size.map(OsStr::to_string_lossy),
+            ('T', value) => trace::warn(invocation, value.unwrap_or_default()),
             ('h', _) => all.text = Some(help(invocation)),
             ('V', _) => all.text = Some(version(invocation)),
             ('O', text) => objects::add(text.unwrap_or_default())?,
@@ -230,9 +231,8 @@ fn help(invocation: &Invocation) -> String {
         command,
         format!("{called} [OPTIONS]... [-c COMMAND]... [FILE]"),
     );
-    with_command_options(command, &called)
-        .render_help()
-        .to_string()
+    let text = with_command_options(command, &called).render_help();
+    wrapped::to_terminal(&text.to_string())
 }
 
 /// The options as clap shows them. They are read by getopt, whose order of options and files is
@@ -253,9 +253,4 @@ pub fn definition() -> clap::Command {
         .args(SHOWN.iter().map(option))
         .arg(clap::Arg::new("names").value_name("FILE").help("The image"))
         .after_help("'-c help' lists the commands.")
-}
-
-fn version(invocation: &Invocation) -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    format!("{} version {version} (zebu)\n", called(invocation))
 }

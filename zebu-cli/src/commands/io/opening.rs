@@ -6,6 +6,7 @@ use zebu::names::{Source, without_queries};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::file_name::as_value;
+use crate::open;
 use crate::printed::printable;
 
 /// The image to open, and the options of opening.
@@ -84,7 +85,10 @@ impl Opening {
     /// The image that is named.
     pub fn source(&self) -> Source {
         match (&self.options, &self.name) {
-            (None, name) => Source::Name(name.clone().unwrap_or_default()),
+            (None, name) => {
+                let name = name.clone().unwrap_or_default();
+                open::named(&name, false, self.format.as_deref())
+            }
             (Some(options), None) => Source::Options(options.clone()),
             (Some(options), Some(name)) => Source::NameWithOptions(name.clone(), options.clone()),
         }

@@ -198,7 +198,7 @@ impl Page {
     }
 
     fn see_also(&self) -> Vec<clap_mangen::roff::Inline> {
-        let mut text = match self.command.split_once(' ') {
+        match self.command.split_once(' ') {
             _ if self.command.is_empty() => {
                 let others =
                     ["qemu-img", "qemu-io", "qemu-nbd"].map(|name| [bold(name), roman("(1)")]);
@@ -206,9 +206,7 @@ impl Page {
             }
             Some((command, _)) => vec![bold(format!("{PROGRAM}-{command}")), roman("(1)")],
             None => vec![bold(PROGRAM), roman("(1)")],
-        };
-        text.push(roman(format!(", {}", env!("CARGO_PKG_REPOSITORY"))));
-        text
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-use crate::commands::serve::{ImageArguments, MetricsArguments};
+use crate::commands::serve::{ImageArguments, MetricsArguments, refuse_stats};
 use crate::failure::Failure;
+use crate::size;
 
 /// Serves images over NBD.
 #[derive(Debug, Parser)]
@@ -63,28 +64,28 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub tls_psk: Option<OsString>,
     /// Authorization object: not supported
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", hide = true)]
     pub tls_authz: Option<String>,
     /// Host name for -L over TLS: not supported
-    #[arg(long, value_name = "HOSTNAME")]
+    #[arg(long, value_name = "HOSTNAME", hide = true)]
     pub tls_hostname: Option<String>,
-    /// Trace points: not supported
+    /// Trace events: accepted, there are none
     #[arg(short = 'T', long, value_name = "EVENTS")]
-    pub trace: Option<String>,
+    pub trace: Vec<OsString>,
     /// Run in the background, and return when the server is ready
     #[arg(long)]
     pub fork: bool,
     /// File to write the process id to
     #[arg(long, value_name = "PATH")]
     pub pid_file: Option<OsString>,
-    /// SELinux label: not supported
+    /// SELinux label of the socket that is listened at
     #[arg(long, value_name = "LABEL")]
-    pub selinux_label: Option<String>,
+    pub selinux_label: Option<OsString>,
     /// Kernel device: not supported
-    #[arg(short = 'c', long, value_name = "DEV")]
+    #[arg(short = 'c', long, value_name = "DEV", hide = true)]
     pub connect: Option<String>,
     /// Kernel device: not supported
-    #[arg(short = 'd', long)]
+    #[arg(short = 'd', long, hide = true)]
     pub disconnect: bool,
     #[command(flatten)]
     pub image: ImageArguments,
@@ -118,26 +119,17 @@ impl Arguments {
                 "--tls-hostname",
                 "lists over TLS are not part of this version",
             ),
-            (
-                self.trace.is_some(),
-                "--trace",
-                "trace points are not part of this version; -v says who connects",
-            ),
-            (
-                self.selinux_label.is_some(),
-                "--selinux-label",
-                "socket labels are not part of this version",
-            ),
         ];
-        match refused.iter().find(|refused| refused.0) {
-            Some((_, option, why)) => Err(Failure::new(format!("{option}: {why}"))),
-            None => Ok(()),
+        let refused = refused.iter().find(|refused| refused.0);
+        if let Some((_, option, why)) = refused {
+            return Err(Failure::new(format!("{option}: {why}")));
         }
+        refuse_stats(self.fork, self.stats)
     }
 
     /// The TCP port; `None` if the option was not given.
     pub fn port(&self) -> Result<Option<u16>, Failure> {
-        let number = |text: &String| match text.parse() {
+        let number = |text: &String| match size::number(text) {
             Ok(port) if port > 0 => Ok(port),
             _ => Err(Failure::new(format!("Invalid port '{text}'"))),
         };
@@ -149,7 +141,7 @@ impl Arguments {
         let Some(text) = &self.shared else {
             return Ok(1);
         };
-        text.parse()
+        size::number(text)
             .map_err(|_| Failure::new(format!("Invalid shared device number '{text}'")))
     }
 
@@ -158,7 +150,6 @@ impl Arguments {
         let Some(text) = &self.handshake_limit else {
             return Ok(10);
         };
-        text.parse()
-            .map_err(|_| Failure::new(format!("Invalid handshake limit '{text}'")))
+        size::number(text).map_err(|_| Failure::new(format!("Invalid handshake limit '{text}'")))
     }
 }

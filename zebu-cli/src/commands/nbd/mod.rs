@@ -2,6 +2,7 @@
 
 mod arguments;
 mod images;
+mod label;
 mod list;
 mod tls;
 
@@ -19,7 +20,9 @@ use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, version};
 use crate::printed::Shown;
+use crate::trace;
 pub use arguments::Arguments;
+use label::SocketLabel;
 
 /// Clients at a time at most, where no limit is given.
 const MOST_CLIENTS: usize = 1024;
@@ -31,6 +34,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
     let arguments: Arguments = parse(invocation, arguments)?;
     arguments.refuse()?;
+    for events in &arguments.trace {
+        trace::warn(invocation, events);
+    }
     if arguments.list {
         return list::run(&arguments);
     }
@@ -72,6 +78,7 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
         return Ok(passed);
     }
     if let Some(path) = &arguments.socket {
+        let _label = SocketLabel::set(arguments.selinux_label.as_deref())?;
         let listener = Listener::unix(Path::new(path)).map_err(|e| {
             Failure::new(format!(
                 "Failed to bind socket to {}: {}",
@@ -81,6 +88,7 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
         })?;
         return Ok(vec![listener]);
     }
+    let _label = SocketLabel::set(arguments.selinux_label.as_deref())?;
     let host = arguments.bind.as_deref().unwrap_or("0.0.0.0");
     let port = arguments.port()?.unwrap_or(DEFAULT_PORT);
     Listener::tcp(host, port).map_err(|e| {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Args;
 use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy};
-use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
@@ -15,7 +14,7 @@ use crate::commands::io::opening::Opening;
 use crate::commands::io::overlay::Overlay;
 use crate::failure::Failure;
 use crate::printed::Shown;
-use crate::{open, untrusted};
+use crate::{open, size, untrusted};
 
 /// A thread that waits for longer has nothing to do, and sleeps.
 const MAX_POLL: Duration = Duration::from_secs(1);
@@ -82,7 +81,7 @@ impl ImageArguments {
         let Some(text) = &self.poll_max_ns else {
             return Ok(QueueOptions::SERVERS_POLL);
         };
-        match text.parse().map(Duration::from_nanos) {
+        match size::number(text).map(Duration::from_nanos) {
             Ok(time) if time <= MAX_POLL => Ok(time),
             _ => Err(Failure::new(format!(
                 "Invalid polling time '{text}': 0 to {} nanoseconds are possible",
@@ -155,10 +154,7 @@ impl ImageArguments {
             let format = format.parse();
             options.format = Some(format.map_err(|e: zebu::Error| failure(e.to_string()))?);
         }
-        let mut source = match self.image_opts {
-            true => Source::Options(name.into()),
-            false => Source::Name(name.into()),
-        };
+        let mut source = open::named(name, self.image_opts, self.format.as_deref());
         if self.snapshot {
             let overlay = self.overlay(name, &options).map_err(failure)?;
             source = overlay.source();

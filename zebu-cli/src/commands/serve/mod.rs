@@ -66,6 +66,16 @@ impl Exported for zebu_vhost::Export {
     }
 }
 
+/// Refuses statistics that would go nowhere.
+pub fn refuse_stats(fork: bool, stats: bool) -> Result<(), Failure> {
+    match fork && stats {
+        true => Err(Failure::new(
+            "--stats: with --fork there is no standard error; use --metrics and 'zebu top'",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// The failure to set up `what`.
 pub fn failed(what: &str, error: &std::io::Error) -> Failure {
     Failure::new(format!(

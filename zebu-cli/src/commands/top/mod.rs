@@ -19,7 +19,7 @@ use signal_hook::low_level;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::metrics_address::MetricsAddress;
-use crate::{localtime, output, signals};
+use crate::{localtime, output, signals, size};
 use sample::Sample;
 use screen::Screen;
 use view::{Line, View};
@@ -53,7 +53,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let count = match &arguments.count {
         None => None,
-        Some(text) => match text.parse::<u64>() {
+        Some(text) => match size::number::<u64>(text) {
             Ok(count) if count > 0 => Some(count),
             _ => return Err(Failure::new(format!("Invalid count '{text}'"))),
         },
@@ -74,7 +74,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 
 fn interval(text: Option<&str>) -> Result<Duration, Failure> {
     let text = text.unwrap_or("1");
-    match text.parse::<f64>() {
+    match text.trim_start().parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err(Failure::new(format!(
             "Invalid interval '{text}': 0.1 to 3600 seconds are possible"

@@ -63,11 +63,14 @@ impl View<'_> {
 
     fn export(&self, name: &str, before: &Export, after: &Export, lines: &mut Vec<Line>) {
         let nothing = Operation::default();
-        let mut shown = cut(name, NAME);
-        if shown.is_empty() {
-            shown = "(default)".into();
+        let mut label = printable(name.as_bytes());
+        if label.is_empty() {
+            label = "(default)".into();
         }
-        let mut label = shown.clone();
+        if label.chars().count() > NAME {
+            // On a line of its own, whole.
+            lines.push((std::mem::take(&mut label), None));
+        }
         for (name, now) in &after.operations {
             if now.requests == 0.0 && now.in_flight == 0.0 {
                 continue;

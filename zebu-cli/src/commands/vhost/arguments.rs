@@ -152,7 +152,7 @@ impl Arguments {
 }
 
 fn queues(text: &str) -> Result<u16, Failure> {
-    match text.parse() {
+    match size::number(text) {
         Ok(number) if (1..=MAX_QUEUES).contains(&number) => Ok(number),
         _ => Err(Failure::new(format!(
             "Invalid number of queues '{text}': 1 to {MAX_QUEUES} are possible"

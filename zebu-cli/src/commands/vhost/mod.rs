@@ -29,6 +29,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if arguments.print_capabilities {
         return crate::output::report(CAPABILITIES);
     }
+    serve::refuse_stats(arguments.fork, arguments.stats)?;
     let wanted = arguments.wanted()?;
     // Before any thread is there.
     let parent = match arguments.fork {

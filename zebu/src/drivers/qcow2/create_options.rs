@@ -3,7 +3,7 @@
 use crate::drivers::{CreateOption, OptionKind};
 
 /// In the order in which they are shown.
-pub(super) static CREATE_OPTIONS: [CreateOption; 23] = [
+pub(super) static CREATE_OPTIONS: [CreateOption; 24] = [
     CreateOption::new(
         "encryption",
         OptionKind::Switch,
@@ -62,6 +62,11 @@ pub(super) static CREATE_OPTIONS: [CreateOption; 23] = [
         "Compression method used for image cluster compression",
     )
     .or("zlib"),
+    CreateOption::new(
+        "keep_data_file",
+        OptionKind::Switch,
+        "Assume the external data file already exists and do not overwrite it",
+    ),
     CreateOption::SIZE,
     CreateOption::new(
         "compat",

@@ -63,6 +63,9 @@ options! {
         pub name: OsString,
         /// It is always the raw image of the disk.
         pub raw: bool,
+        /// What it holds stays, and is what the new disk reads, if `raw` or the preallocation of metadata
+        /// maps it. It only becomes longer.
+        pub keep: bool,
     }
 }
 
@@ -72,6 +75,7 @@ impl NewDataFile {
         NewDataFile {
             name: name.into(),
             raw: false,
+            keep: false,
         }
     }
 }
@@ -178,6 +182,19 @@ impl CreateQcow2 {
             }
             if old {
                 return needs_v3("External data files are", "only supported with");
+            }
+            if data_file.keep && !data_file.raw && self.preallocation == Preallocation::Off {
+                return refuse(
+                    "'keep_data_file=on' requires 'preallocation=metadata' or 'data_file_raw=on', \
+                     or the file contents will not be visible",
+                );
+            }
+            let allocates = [Preallocation::Falloc, Preallocation::Full];
+            if data_file.keep && allocates.contains(&self.preallocation) {
+                return refuse(
+                    "Preallocating more than only metadata would overwrite the external data \
+                     file's content and is therefore incompatible with 'keep_data_file=on'",
+                );
             }
         }
         if self.compression != Compression::Zlib && old {
@@ -309,11 +326,15 @@ pub async fn create_qcow2<G: IntoControlFlow>(
         reporter: &reporter,
         preallocation: options.preallocation,
     };
+    let is_kept = options.data_file.as_ref().is_some_and(|file| file.keep);
     let is_zeroed = options.preallocation == Preallocation::Full
-        || data.unwrap_or(file).is_device() && plan.shows_data();
+        || data.unwrap_or(file).is_device() && plan.shows_data() && !is_kept;
     new.reporter.plan(plan.work(is_zeroed));
     if let Some(data) = data {
-        plan.write_data_file(&new, data).await?;
+        match is_kept {
+            true => plan.keep_data_file(&new, data).await?,
+            false => plan.write_data_file(&new, data).await?,
+        }
     }
     plan.write(&new, file).await?;
     reporter.finish();
@@ -435,6 +456,16 @@ impl Plan {
             storage::write_zeroes(data, queue, size, rest).await?;
         }
         storage::flush(data, queue).await?;
+        Ok(())
+    }
+
+    /// Makes the data file as long as the disk, if it is shorter.
+    async fn keep_data_file(&self, new: &NewFile<'_>, data: &dyn Storage) -> Result<()> {
+        if data.len()? < self.geometry.virtual_size() {
+            let size = self.size_in_subclusters();
+            storage::set_len(data, new.queue, size).await?;
+        }
+        storage::flush(data, new.queue).await?;
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use super::{CreateOptions, NewFiles, NewImage, file_of, parse_format, refuse_object};
+use super::{CreateOptions, NewFiles, NewImage, file_as, parse_format, refuse_object};
 use crate::block::{Device, FileSpec, Format, Objects, OpenOptions};
 use crate::jobs::{
     self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Progress, Target,
@@ -36,8 +36,8 @@ impl Creation {
     /// If the format, the name or an option is not one of a new image.
     pub fn new(name: &OsStr, format: &str, options: &[OsString]) -> Result<Creation> {
         let parse = || {
+            let file = file_as(name, format)?;
             let format = parse_format(format)?;
-            let file = file_of(name)?;
             refuse_object(&file)?;
             let options = CreateOptions::parse(format, options)?;
             Ok(Creation {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::could_not_create;
+use super::{could_not_create, must_exist};
 use crate::block::{ATTEMPTS, FileDriver, FileSpec, Objects, OpenedFile, REPLACED, in_first};
 use crate::storage::{self, CacheMode, LockRequest, OpenFile, Queue, Storage};
 use crate::{Error, Result};
@@ -16,6 +16,8 @@ pub struct NewFile {
     storage: Arc<dyn Storage>,
     /// It was made for this, and not by another program.
     is_new: bool,
+    /// It stays, with what it holds, whatever becomes of the image.
+    is_kept: bool,
 }
 
 impl NewFile {
@@ -41,7 +43,7 @@ impl NewFile {
             });
             let file = match opened {
                 Ok(file) => file,
-                Err(e) if is_local && e.errno() == libc::ENOENT => {
+                Err(e) if is_local && !must_exist(spec) && e.errno() == libc::ENOENT => {
                     let new = storage::make_file(&spec.path);
                     made = new.map_err(|e| could_not_create(spec, e.into()))?;
                     continue;
@@ -61,12 +63,37 @@ impl NewFile {
                     None => identity.is_some() && identity == made,
                 },
                 file,
+                is_kept: false,
             };
             new.sync_name()
                 .map_err(|e| could_not_create(spec, e.into()))?;
             return Ok(new);
         }
         Err(Error::Refused(REPLACED.into()))
+    }
+
+    /// Opens a file that is there, and stays with what it holds, and locks it.
+    ///
+    /// # Errors
+    /// If there is none, or another program uses it.
+    pub fn open_kept(
+        spec: &FileSpec,
+        lock: LockRequest,
+        caches: &[CacheMode],
+        objects: &Objects,
+    ) -> Result<NewFile> {
+        let file = spec.open_locked(caches, lock, objects)?;
+        Ok(NewFile {
+            storage: file.storage(),
+            file,
+            is_new: false,
+            is_kept: true,
+        })
+    }
+
+    /// Whether it keeps what it holds.
+    pub fn is_kept(&self) -> bool {
+        self.is_kept
     }
 
     fn sync_name(&self) -> std::io::Result<()> {
@@ -108,6 +135,9 @@ impl NewFile {
     /// # Errors
     /// Those of the file system, or of the server.
     pub fn discard(&self, queue: &Queue) -> std::io::Result<()> {
+        if self.is_kept {
+            return Ok(());
+        }
         if self.is_new {
             return self.file.remove();
         }

@@ -16,7 +16,7 @@ pub use file::NewFile;
 pub use options::{CreateOptions, number, parse_file_size};
 
 use super::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
-use crate::block::{Device, FileSpec, Format, Objects, OpenOptions};
+use crate::block::{Device, FileDriver, FileSpec, Format, Objects, OpenOptions};
 use crate::drivers::{ImagePlan, PlanRequest};
 use crate::error::WithErrno;
 use crate::names::{Source, protocol};
@@ -26,7 +26,7 @@ use crate::storage::{self, CacheMode, LockRequest, Queue, Storage};
 use crate::{Error, Result, codec, drivers};
 
 /// Formats of QEMU that zebu does not create.
-const OTHER_FORMATS: [&str; 5] = ["qcow", "qed", "parallels", "luks", "file"];
+const OTHER_FORMATS: [&str; 4] = ["qcow", "qed", "parallels", "luks"];
 /// Formats that cannot be created.
 const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 
@@ -126,13 +126,14 @@ impl NewImage {
         Ok(image)
     }
 
-    /// Whether its disk is what its file holds, also where that is a device with any content. Others
-    /// read as zeroes at first.
+    /// Whether its disk is what its file or its data file holds, also where that is a device with any content.
+    /// Others read as zeroes at first.
     pub fn shows_file(&self) -> bool {
         match self {
             // Preallocation makes zeroes.
             NewImage::Raw { preallocation, .. } => *preallocation == Preallocation::Off,
-            NewImage::Qcow2(_) | NewImage::Planned(_) => false,
+            NewImage::Qcow2(_) => self.keeps_others(),
+            NewImage::Planned(_) => false,
         }
     }
 
@@ -164,6 +165,14 @@ impl NewImage {
         compressed
             .map(drop)
             .map_err(|e| Error::Refused(e.to_string()))
+    }
+
+    /// Whether the files that it has besides its own keep what they hold.
+    fn keeps_others(&self) -> bool {
+        match self {
+            NewImage::Qcow2(image) => image.data_file.as_ref().is_some_and(|file| file.keep),
+            NewImage::Raw { .. } | NewImage::Planned(_) => false,
+        }
     }
 
     /// The files that it has besides its own.
@@ -238,8 +247,10 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
     let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
     let backing =
         name("backing_file").map(|name| NewBacking::new(name).format(backing_format.clone()));
-    let data_file =
-        name("data_file").map(|name| NewDataFile::new(name).raw(options.is_on("data_file_raw")));
+    let data_file = name("data_file").map(|name| {
+        let file = NewDataFile::new(name).raw(options.is_on("data_file_raw"));
+        file.keep(options.is_on("keep_data_file"))
+    });
     let image = CreateQcow2::default()
         .size(size)
         .version(version)
@@ -257,6 +268,9 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
     }
     if image.data_file.is_none() && options.is_on("data_file_raw") {
         return Err("data-file-raw requires data-file".into());
+    }
+    if image.data_file.is_none() && options.is_on("keep_data_file") {
+        return Err("Must not use 'keep_data_file=on' without 'data_file'".into());
     }
     image.check().map_err(|e| e.to_string())?;
     Ok(NewImage::Qcow2(Box::new(image)))
@@ -311,7 +325,10 @@ impl NewFiles {
         };
         for other in &others {
             // As a file that is made, and only then as one of an image.
-            let opened = NewFile::open(other, LockRequest::CREATE, caches, objects);
+            let opened = match image.keeps_others() {
+                true => NewFile::open_kept(other, LockRequest::CREATE, caches, objects),
+                false => NewFile::open(other, LockRequest::CREATE, caches, objects),
+            };
             let locked = opened.and_then(|new| {
                 files.others.push(new);
                 files.others[files.others.len() - 1].lock(LockRequest::DATA_WRITE)
@@ -426,7 +443,7 @@ impl NewFiles {
     /// Whether what is new reads as zeroes by itself: not so on a device.
     pub fn are_zero(&self) -> bool {
         let data = self.others.first().unwrap_or(&self.file);
-        !data.storage().is_device()
+        !data.storage().is_device() && !data.is_kept()
     }
 
     /// Whether the file of the image is a device of less than `size` bytes.
@@ -472,6 +489,21 @@ pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
     }
 }
 
+/// The same for an image of a format that is named: `host_device` and `host_cdrom`, to which QEMU writes as
+/// if they were formats, must be a device.
+pub fn file_as(name: &OsStr, format: &str) -> Result<FileSpec, String> {
+    let mut file = file_of(name)?;
+    if matches!(file.driver, FileDriver::Any) {
+        file.driver = match format {
+            "file" => FileDriver::File,
+            "host_device" => FileDriver::HostDevice,
+            "host_cdrom" => FileDriver::HostCdrom,
+            _ => FileDriver::Any,
+        };
+    }
+    Ok(file)
+}
+
 /// Whether names with this protocol are of another machine.
 pub fn is_remote(protocol: &str) -> bool {
     protocol.starts_with("nbd")
@@ -485,9 +517,9 @@ pub fn after_file(name: &OsStr) -> Option<&OsStr> {
         .map(OsStr::from_bytes)
 }
 
-/// Whether it is the export of an NBD server.
-fn is_export(spec: &FileSpec) -> bool {
-    spec.driver.name() == "nbd"
+/// Whether there must be one already: the export of an NBD server, a device that is called so.
+fn must_exist(spec: &FileSpec) -> bool {
+    ["nbd", "host_device", "host_cdrom"].contains(&spec.driver.name())
 }
 
 /// The error of a file that cannot be as long as its raw image.
@@ -502,12 +534,13 @@ fn could_not_create(spec: &FileSpec, error: Error) -> Error {
     if let Err(why) = refuse_object(spec) {
         return Error::Refused(why);
     }
-    if is_export(spec) {
-        return error.during(
-            "Protocol driver 'nbd' does not support creating new images, so an existing image \
+    if must_exist(spec) {
+        return error.during(format!(
+            "Protocol driver '{}' does not support creating new images, so an existing image \
              must be selected as the target; however, opening the given target as an existing \
              image failed",
-        );
+            spec.driver.name()
+        ));
     }
     let source = match error {
         // Its context says as much.

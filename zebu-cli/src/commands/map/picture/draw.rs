@@ -107,9 +107,9 @@ impl<'a> Picture<'a> {
                     name(top),
                     top.spec.format_name(),
                     size::human(self.device.size()),
-                    match length == self.device.size() {
-                        true => String::new(),
-                        false => format!(", the picture shows {} of it", size::human(length)),
+                    match self.is_part() {
+                        true => format!(", the picture shows {} of it", size::human(length)),
+                        false => String::new(),
                     }
                 ),
                 false,
@@ -177,6 +177,11 @@ impl<'a> Picture<'a> {
             facts.push((text, true));
         }
         facts
+    }
+
+    /// Whether only a part of the disk is drawn.
+    fn is_part(&self) -> bool {
+        self.survey.range != (0..self.device.size())
     }
 
     /// Pixels of a cell.
@@ -295,6 +300,10 @@ impl<'a> Picture<'a> {
         let mut x = LEFT + 4 * CHARACTER;
         let other = match file.used.is_empty() {
             true => None,
+            false if self.is_part() => Some((
+                colours::OTHER,
+                "the rest of the disk, snapshots, metadata, leaks",
+            )),
             false => Some((colours::OTHER, "snapshots, metadata, leaks")),
         };
         let rest = match file.used.is_empty() {
@@ -302,7 +311,13 @@ impl<'a> Picture<'a> {
             false => "free",
         };
         let parts = [
-            Some((colours::data(0), "data of the disk")),
+            Some((
+                colours::data(0),
+                match self.is_part() {
+                    true => "data of this part of the disk",
+                    false => "data of the disk",
+                },
+            )),
             other,
             Some((colours::EMPTY, rest)),
         ];
@@ -328,13 +343,15 @@ fn draw_row(canvas: &mut dyn Canvas, cells: &[Bytes], size: u32, y: u32) {
             canvas.rectangle(x, y + size - 1 - height, width, height, colour);
         }
     }
-    let is_shared = |nth: usize| {
+    // The mark leaves at least half of what is filled, so that its colour is seen.
+    let mark = |nth: usize| {
         let cell: &Bytes = &cells[nth];
-        (cell.shared > 0 && cell.shared * 2 >= cell.stored()).then_some(())
+        let (_, filled) = look(cell, size - 1);
+        let is_shared = cell.shared > 0 && cell.shared * 2 >= cell.stored();
+        is_shared.then(|| (size / 5).min(filled / 2).max(1))
     };
-    for (run, ()) in runs(cells.len(), is_shared) {
+    for (run, height) in runs(cells.len(), mark) {
         let (x, width) = at(&run);
-        let height = size / 5;
         canvas.rectangle(x, y + size - 1 - height, width, height, colours::SHARED);
     }
 }
