@@ -201,11 +201,11 @@ fn change(file: &Path, other: &Path, rng: &mut Rng) -> &'static str {
         }
         4 => {
             let length = open().metadata().unwrap().len();
-            open().set_len(length / 2 & !0xffff).unwrap();
+            open().set_len((length / 2) & !0xffff).unwrap();
             "shorter"
         }
         _ => {
-            let at = rng.below(bytes.len() as u64 / 2) as usize & !0xffff;
+            let at = (rng.below(bytes.len() as u64 / 2) as usize) & !0xffff;
             let part = &bytes[at..][..bytes.len() / 4];
             open().write_all_at(part, at as u64).unwrap();
             "written in part"

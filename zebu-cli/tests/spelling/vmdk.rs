@@ -7,10 +7,7 @@ use crate::common::{Lab, Rng};
 
 /// A descriptor of these extents, as bytes. Says how it is spelt.
 fn descriptor(random: &mut Rng, extents: &[Vec<u8>], encoding: &str) -> (Vec<u8>, String) {
-    let end: &[u8] = *[&b"\n"[..], b"\r\n", b"\r"]
-        .iter()
-        .nth(random.below(3) as usize)
-        .unwrap();
+    let end: &[u8] = [&b"\n"[..], b"\r\n", b"\r"][random.below(3) as usize];
     let blank = |random: &mut Rng| {
         *random
             .pick(&[&["", ""][..], &[" ", " "], &["", "  "], &["\t", " "]])

@@ -65,7 +65,7 @@ const ANOTHER_NAME: &str = "give the target another name than what is read";
 pub struct Unopened {
     pub why: Failure,
     /// The files of a new image, if what they held is lost. Otherwise they are as they were.
-    pub touched: Option<NewFiles>,
+    pub touched: Option<Box<NewFiles>>,
 }
 
 impl From<Failure> for Unopened {
@@ -409,7 +409,7 @@ impl Wanted<'_> {
             }),
             Err(why) => Err(Unopened {
                 why,
-                touched: Some(files),
+                touched: Some(Box::new(files)),
             }),
         }
     }

@@ -378,7 +378,7 @@ impl Job {
             Ok(opened) => Ok((opened.target, opened.files, options)),
             Err(unopened) => {
                 let trouble = failed(Cause::Target, unopened.why);
-                Err(self.give_up(queue, unopened.touched, trouble))
+                Err(self.give_up(queue, unopened.touched.map(|files| *files), trouble))
             }
         }
     }
