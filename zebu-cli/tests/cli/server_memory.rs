@@ -19,7 +19,7 @@ use crate::common::{Lab, beyond_qemu, env_number, vhost};
 const STEP: u64 = 64 << 20;
 /// What the process has besides: idle buffers and stacks of a connection, and of all threads.
 const CONNECTION: u64 = 12 << 20;
-const OTHERS: u64 = 48 << 20;
+const OTHERS: u64 = 64 << 20;
 /// Flags of descriptors.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -157,17 +157,19 @@ impl Case {
             5 => Kind::Cloop,
             _ => Kind::Nested,
         };
+        // What a request needs grows with them, so large ones are more frequent.
         let bits = match kind {
+            _ if rng.one_in(2) => 20 + rng.below(2),
             Kind::Overlay {
                 subclusters: true, ..
             } => 14 + rng.below(8),
             _ => 9 + rng.below(13),
         };
         let most = 6 - rng.below(6);
-        let lengths = [512, 512, 4096, 65536, 1 << 20];
-        let length = lengths[rng.below(5) as usize];
+        let lengths = [512, 512, 512, 4096, 65536, 1 << 20];
+        let length = lengths[rng.below(6) as usize];
         // A client sends all of its requests before it receives a reply.
-        let requests = (1 + rng.below(128)).min((24 << 20) / length);
+        let requests = (16 + rng.below(113)).min((24 << 20) / length);
         let writes = matches!(kind, Kind::Overlay { .. } | Kind::Direct) && !rng.one_in(4);
         Case {
             kind,
@@ -243,9 +245,13 @@ impl Case {
 
     /// Bytes that the server may take for it, beside what it has before.
     fn bound(&self) -> u64 {
+        // Those that requests of this image need.
         let steps = match self.kind {
-            Kind::Nested => 5,
-            _ => 3,
+            Kind::Nested
+            | Kind::Overlay {
+                compressed: true, ..
+            } => 2,
+            _ => 1,
         };
         let buffers = self.requests * self.length.next_power_of_two().max(4096);
         // One block of an image of another format is kept, and one is inflated at a time.
@@ -285,10 +291,11 @@ impl Case {
 
     fn client(&self, mut raw: Raw, client: u64, size: u64) {
         let cluster = 1 << self.bits;
+        let length = self.length.min(size);
         for nth in 0..self.requests {
             // Each in a cluster of its own, as long as there are some.
             let at = (client * self.requests + nth) * cluster + cluster / 2 + 1;
-            let offset = at % (size - self.length.min(size - 1));
+            let offset = at % (size - length + 1);
             let request = Request {
                 command: match self.writes {
                     true => Command::Write,
@@ -297,17 +304,17 @@ impl Case {
                 flags: 0,
                 cookie: nth,
                 offset,
-                length: self.length.min(size - offset),
+                length,
             };
             raw.send(&request);
             if self.writes {
-                raw.put(&vec![NEW; request.length as usize]);
+                raw.put(&vec![NEW; length as usize]);
             }
         }
         for _ in 0..self.requests {
             let data = match self.writes {
                 true => 0,
-                false => self.length.min(size - 1) as usize,
+                false => length as usize,
             };
             let (_, got) = raw.answer(data);
             assert_eq!(got.error, 0, "{self:?}");
@@ -335,7 +342,7 @@ fn generated_loads_stay_within_the_bound() {
         return;
     }
     let first = env_number("ZEBU_SEED").unwrap_or(1);
-    let count = env_number("ZEBU_SERVER_MEMORY").unwrap_or(6);
+    let count = env_number("ZEBU_SERVER_MEMORY").unwrap_or(8);
     for seed in first..first + count {
         let case = Case::generated(&mut Rng::new(seed));
         println!("seed {seed}: {case:?}");
