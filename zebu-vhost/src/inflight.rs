@@ -51,6 +51,7 @@ fn stride(queue_size: u16) -> usize {
 }
 
 /// Where the entry of a descriptor is in the memory of all tables.
+#[cfg(feature = "front-end")]
 pub fn entry(queue: u16, queue_size: u16, head: u16) -> usize {
     usize::from(queue) * stride(queue_size) + QueueInflight::entry(head)
 }
