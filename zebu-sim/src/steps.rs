@@ -289,6 +289,7 @@ impl Scenario {
             changes: rng.one_in(2) && with("wholes"),
             bitmaps: has_bitmaps,
             bases: origin.bases.len() as u64,
+            planned: Vec::new(),
             rng,
         };
         let steps = (1..=steps as u32).map(|id| draw.step(id)).collect();
@@ -421,12 +422,17 @@ struct Draw {
     changes: bool,
     bitmaps: bool,
     bases: u64,
+    /// What comes next, the last one first.
+    planned: Vec<What>,
 }
 
 impl Draw {
     fn step(&mut self, id: u32) -> Step {
         let seed = self.rng.next();
         let what = match self.rng.below(100) {
+            // Requests between them are as likely as elsewhere.
+            0..40 if !self.planned.is_empty() => self.planned.pop().unwrap_or(What::Wait),
+            83 if self.changes => self.life_of_a_snapshot(),
             76..80 if self.bitmaps => {
                 let change = ImageChange::Bitmap(self.change_bitmap());
                 What::Change(change, self.stop())
@@ -549,6 +555,41 @@ impl Draw {
             7 => ImageChange::VmState(1 + rng.below(64) as usize),
             _ => ImageChange::Delete(rng.below(8) as usize),
         }
+    }
+
+    /// A snapshot, most often with VM state, and what may become of its disk: another size, another
+    /// backing file, or that it is taken back.
+    fn life_of_a_snapshot(&mut self) -> What {
+        let change = |change| What::Change(change, Stop::No);
+        for _ in 0..2 + self.rng.below(3) {
+            let next = match self.rng.below(5) {
+                0 => change(ImageChange::Apply(self.rng.below(8) as usize)),
+                // So far that VM state would be in the disk.
+                1 => {
+                    let more = 1 + self.rng.below(200 * self.cluster as u64) as i64;
+                    change(ImageChange::Resize(more, Preallocation::Off))
+                }
+                2 => {
+                    let less = 1 + self.rng.below(self.sectors as u64) as i64;
+                    change(ImageChange::Resize(-less, Preallocation::Off))
+                }
+                _ if self.jobs => {
+                    let base = self.rng.below(self.bases + 1) as usize;
+                    What::Job(
+                        match self.rng.one_in(2) {
+                            true => Job::Commit(!self.rng.one_in(4)),
+                            false => Job::Rebase(base, false),
+                        },
+                        Stop::No,
+                    )
+                }
+                _ => What::Wait,
+            };
+            self.planned.push(next);
+        }
+        self.planned.push(change(ImageChange::Take));
+        let sectors = 1 + self.rng.below(64) as usize;
+        change(ImageChange::VmState(sectors))
     }
 
     fn change_bitmap(&mut self) -> BitmapChange {

@@ -163,3 +163,20 @@ fn targets_that_the_source_reads() {
     }
     println!("cases: {wanted} steps");
 }
+
+/// Snapshots and what they must outlive, eight steps on each image.
+#[test]
+fn snapshots_over_other_sizes_and_backing_files() {
+    let wanted = env_number("ZEBU_SESSIONS_SNAPSHOTS").unwrap_or(24);
+    let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
+    for nth in 0..wanted.div_ceil(8) {
+        let seed = first + nth;
+        let mut rng = Rng::new(seed ^ 0x5e55_1045);
+        let seeds: Vec<u64> = (0..8).map(|_| rng.next()).collect();
+        if let Err(Failure { done, why, log }) = run(seed, World::around_snapshots, &seeds) {
+            let done = 8 * nth as usize + done;
+            panic!("seed {seed}, after {done} steps: {}\n{why}", log.join("\n"));
+        }
+    }
+    println!("cases: {wanted} steps");
+}

@@ -82,6 +82,18 @@ impl World {
         }
     }
 
+    /// A step that snapshots must outlive: another size, another backing file, the disk taken back.
+    pub fn around_snapshots(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        match rng.below(16) {
+            0..=5 => self.snapshot(shell, rng),
+            6..=8 => self.resize(shell, rng),
+            9 | 10 => self.rebase(shell, rng),
+            11 | 12 => self.commit(shell, rng),
+            13 => self.remake(shell, rng),
+            _ => self.session(shell, rng, false),
+        }
+    }
+
     /// A program opens the image, writes to it, and closes it or aborts.
     fn session(&mut self, shell: &mut Shell, rng: &mut Rng, killed: bool) -> Result<()> {
         let by = either(rng);

@@ -99,6 +99,7 @@ impl Run<'_> {
         base.resize_bitmaps();
         for model in self.models() {
             if empty {
+                model.vm_state = None;
                 model
                     .cells
                     .iter_mut()
