@@ -10,6 +10,7 @@ use zebu::names::protocol;
 
 use crate::descriptors::was_closed;
 use crate::file_name::after_file;
+use crate::same_file;
 
 /// Standard input or output.
 pub const STANDARD: &str = "-";
@@ -128,15 +129,18 @@ fn duplicate(number: RawFd) -> io::Result<File> {
     open.try_clone_to_owned().map(File::from)
 }
 
-/// Makes what was written to a regular file or a block device durable: what cannot be stored is an
-/// error now. Whatever else it is has nothing to store.
+/// Makes what was written to a regular file or a block device durable, and the name of the file: what
+/// cannot be stored is an error now. Whatever else it is has nothing to store.
 ///
 /// # Errors
 /// Those of fsync(2).
 pub fn make_durable(file: &File) -> io::Result<()> {
     let kind = file.metadata()?.file_type();
-    match kind.is_file() || kind.is_block_device() {
-        true => file.sync_all(),
+    if kind.is_file() || kind.is_block_device() {
+        file.sync_all()?;
+    }
+    match kind.is_file() {
+        true => zebu::internal::sync_name(&same_file::name_of(file)),
         false => Ok(()),
     }
 }

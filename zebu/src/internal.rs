@@ -6,7 +6,7 @@ pub use crate::drivers::qcow2::{CacheOptions, OpenImage};
 pub use crate::jobs::check::check_device;
 pub use crate::printable::{printable, printable_bytes};
 pub use crate::statistics::{Statistics, Totals};
-pub use crate::storage::file::identity;
+pub use crate::storage::file::{identity, sync_name};
 pub use crate::storage::host::addresses;
 pub use crate::storage::polling::Polling;
 pub use crate::storage::queue::tasks::yield_once;

@@ -83,6 +83,9 @@ fn an_image_on_standard_output_is_durable() {
         let calls = calls(at.path(), line, output.into());
         let last = calls.iter().rposition(|call| call == "fsync");
         assert_eq!(last.is_some(), is_durable, "{line}: {calls:#?}");
+        let has_name =
+            syncs(&calls, "") && calls.iter().filter(|call| *call == "fsync").count() > 1;
+        assert_eq!(has_name, is_durable, "{line}: {calls:#?}");
     }
 }
 

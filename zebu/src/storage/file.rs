@@ -284,6 +284,22 @@ pub(crate) fn make_file(path: &Path) -> io::Result<Option<(u64, u64)>> {
     Err(io::Error::from_raw_os_error(libc::ELOOP))
 }
 
+/// Makes the name of a file durable, in the folder that has the file. A folder that may not be read is
+/// left to the file system, as is one of a file system that has nothing to write.
+///
+/// # Errors
+/// Those of fsync(2).
+pub fn sync_name(path: &Path) -> io::Result<()> {
+    let path = fs::canonicalize(path);
+    let Ok(folder) = path.and_then(|path| fs::File::open(parent(&path))) else {
+        return Ok(());
+    };
+    match folder.sync_all() {
+        Err(e) if !matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// The folder that a path is in.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
@@ -376,23 +392,14 @@ impl HostFile {
         fs::remove_file(fs::canonicalize(&self.properties.path)?)
     }
 
-    /// Makes the name of a regular file durable. A folder that may not be read is left to the file
-    /// system, as is one of a file system that has nothing to write.
+    /// [`sync_name`] of a regular file.
     ///
     /// # Errors
     /// Those of fsync(2).
     pub(crate) fn sync_name(&self) -> io::Result<()> {
-        if self.properties.is_device {
-            return Ok(());
-        }
-        let path = fs::canonicalize(&self.properties.path);
-        let folder = path.and_then(|path| fs::File::open(parent(&path)));
-        let Ok(folder) = folder else {
-            return Ok(());
-        };
-        match folder.sync_all() {
-            Err(e) if !matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => Err(e),
-            _ => Ok(()),
+        match self.properties.is_device {
+            true => Ok(()),
+            false => sync_name(&self.properties.path),
         }
     }
 
