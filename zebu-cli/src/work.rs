@@ -11,7 +11,7 @@ use crate::untrusted;
 const PARTS: u64 = 4096;
 /// Time that looking for data may take: of what is not looked at by then, as much is taken to be data as of
 /// what was.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How much data lie before a place of disks that are read one after the other.
 #[derive(Debug)]

@@ -355,7 +355,7 @@ fn progress_counts_data() {
             .iter()
             .filter(|step| **step > 5.0 && **step < 45.0)
             .count()
-            > 2,
+            > 0,
         "{steps:?}"
     );
     assert!(
@@ -363,7 +363,7 @@ fn progress_counts_data() {
             .iter()
             .filter(|step| **step > 55.0 && **step < 95.0)
             .count()
-            > 2,
+            > 0,
         "{steps:?}"
     );
     assert_eq!(steps.last(), Some(&100.0));
