@@ -113,6 +113,8 @@ pub enum Ratio {
     Speed,
     /// The same, judged against fio.
     SpeedOfFio,
+    /// How many times as fast as the same program with native AIO.
+    SpeedOfNative,
     /// zebu's figure divided by QEMU's, for sizes.
     Size,
     /// No ratio: zebu's own figure is judged.
@@ -230,6 +232,7 @@ impl Group {
     pub fn ratio_of(&self, row: &Row) -> Option<f64> {
         match self.ratio {
             Ratio::Speed | Ratio::SpeedOfFio => self.advantage(row, "QEMU"),
+            Ratio::SpeedOfNative => self.advantage(row, "native"),
             Ratio::Size => Some(row.of("zebu")?.median() / row.of("QEMU")?.median()),
             Ratio::None => None,
         }

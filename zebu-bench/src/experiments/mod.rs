@@ -4,6 +4,7 @@
 mod cache;
 mod compare;
 mod convert;
+mod embedded;
 mod engines;
 mod formats;
 mod fragmented;
@@ -44,6 +45,7 @@ pub const ALL: &[Experiment] = &[
     cache::EXPERIMENT,
     nbd::EXPERIMENT,
     vhost::EXPERIMENT,
+    embedded::EXPERIMENT,
     metadata::EXPERIMENT,
 ];
 

@@ -181,6 +181,7 @@ fn bound_text(group: &Group, bound: f64) -> String {
         Ratio::Size => format!("≤ {bound}×"),
         Ratio::None => format!("≤ {bound}"),
         Ratio::SpeedOfFio => format!("≥ {bound}× fio"),
+        Ratio::SpeedOfNative => format!("≥ {bound}× native"),
         Ratio::Speed => format!("≥ {bound}×"),
     }
 }
