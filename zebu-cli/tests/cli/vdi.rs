@@ -162,8 +162,13 @@ fn damaged_headers_are_refused_as_by_qemu() {
             &["check", "-f", "vdi", "x.vdi"],
         ] {
             let (ours, theirs) = (lab.zebu(args), lab.qemu_img(args));
-            compare_answers(&ours, &theirs, args, what);
             refused += u32::from(ours.status != 0);
+            // QEMU takes it for a raw disk then.
+            if *offset == 0x40 && ours.err.contains("damaged signature") {
+                ours.failed_with_one_line(1, what);
+                continue;
+            }
+            compare_answers(&ours, &theirs, args, what);
         }
         let ours = lab.zebu(&["convert", "-f", "vdi", "x.vdi", "ours.raw"]);
         if ours.status == 0 {

@@ -306,11 +306,11 @@ pub fn foreign_inside(sectors: &[(u64, Vec<u8>)]) -> Option<Foreign> {
         let mut sectors = sectors.iter();
         sectors.any(|(offset, sector)| *offset == at && sector.starts_with(what))
     };
-    let mut luks = sectors.iter().filter(|(at, sector)| {
+    let is_luks = |(at, sector): &(u64, Vec<u8>)| {
         // It has its own offset.
         sector.starts_with(b"SKUL\xba\xbe\0\x02") && sector.get(256..264) == Some(&at.to_be_bytes())
-    });
-    if luks.next().is_some() {
+    };
+    if sectors.iter().any(is_luks) {
         return Some(Foreign {
             what: "a LUKS volume with a damaged first header",
             next: "'cryptsetup repair' mends it",
