@@ -22,6 +22,13 @@ pub const READ_FROM: &str = "The input is read from this file";
 /// The message about a target for which nothing tells that it is another file.
 const MAY_BE_READ_FROM: &str = "The input may be read from this file, which has the same size and \
                                 time of change: remove it first if it is another one";
+/// The message about an export of which parts stay, for which nothing tells that it is another one.
+const MAY_BE_THE_SAME: &str = "The input may be read from this export, which has the same size, and \
+                               the same content at its start, middle and end";
+/// The message about an export that was changed to learn whether it is read, and is lost now.
+const NOT_RESTORED: &str = "The byte in the middle of this export, at half of its size rounded down to \
+                            4096, was inverted to learn whether the input is read from it, and could \
+                            not be written back";
 /// The message about a target that messages would go to.
 pub const PRINTED_TO: &str = "Standard output or standard error goes to this file";
 
@@ -111,26 +118,43 @@ pub fn reads_any(source: &Device, targets: &[Option<&FileSpec>]) -> bool {
     targets.any(|target| reads(std::slice::from_ref(source), target))
 }
 
+/// What becomes of the bytes of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// All of them are written, or mean nothing any more: one may be changed to learn what is read.
+    Replaced,
+    /// Some of them stay.
+    Kept,
+}
+
 /// As [`refused`], of a target that is open and was not changed yet: also by the name of a file on
 /// another machine, which may have many names, or be this one.
-pub fn refused_open(sources: &[Device], targets: &[Arc<dyn Storage>]) -> Option<&'static str> {
+pub fn refused_open(
+    sources: &[Device],
+    targets: &[Arc<dyn Storage>],
+    fate: Fate,
+) -> Option<&'static str> {
     let layers = sources.iter().flat_map(Device::all_layers);
     let read: Vec<_> = layers.flat_map(Layer::storages).collect();
     let mut pairs = targets
         .iter()
         .flat_map(|target| read.iter().map(move |read| (read, target)));
-    pairs.find_map(|(read, target)| same_elsewhere(&**read, &**target))
+    pairs.find_map(|(read, target)| same_elsewhere(&**read, &**target, fate))
 }
 
 /// Why a target is not written that may be the file `read`, if one of them is on another machine.
 /// Files of the same size and time of change are told apart by a change of the target's time, which
 /// is undone; exports, which have no times, by [`same_bytes`].
-pub fn same_elsewhere(read: &dyn Storage, target: &dyn Storage) -> Option<&'static str> {
+pub fn same_elsewhere(
+    read: &dyn Storage,
+    target: &dyn Storage,
+    fate: Fate,
+) -> Option<&'static str> {
     if !read.is_remote() && !target.is_remote() {
         return None;
     }
     if read.nbd().is_some() || target.nbd().is_some() {
-        let same = same_bytes(read, target);
+        let same = same_bytes(read, target, fate);
         // What cannot be read fails with its own message later.
         return same.unwrap_or(None);
     }
@@ -155,10 +179,14 @@ pub fn same_elsewhere(read: &dyn Storage, target: &dyn Storage) -> Option<&'stat
 
 /// Why a target is not written that has the bytes of `read`, where one of them is an export of an NBD
 /// server. A server may have many names and a file many exports, and nothing of the protocol tells
-/// which are one. So their content is compared in three places; where it is the same, a byte of the
-/// target is changed, which is seen in the source if they are one, and changed back. The target
-/// would be overwritten anyhow; the source would be, too, without this.
-fn same_bytes(read: &dyn Storage, target: &dyn Storage) -> io::Result<Option<&'static str>> {
+/// which are one. So their content is compared in three places; where it is the same, a byte of a
+/// target that is replaced is changed, which is seen in the source if they are one, and changed
+/// back. Of a target that keeps bytes nothing is changed: a kill could leave it so.
+fn same_bytes(
+    read: &dyn Storage,
+    target: &dyn Storage,
+    fate: Fate,
+) -> io::Result<Option<&'static str>> {
     const PIECE: u64 = 64 << 10;
     // Servers round the sizes of files up to blocks.
     let blocks = |length: u64| length.div_ceil(4096);
@@ -174,10 +202,13 @@ fn same_bytes(read: &dyn Storage, target: &dyn Storage) -> io::Result<Option<&'s
     let middle = length / 2 / 4096 * 4096;
     for at in [0, middle, length.saturating_sub(PIECE) / 4096 * 4096] {
         let before = piece(read, at)?;
-        // Someone else may write to it meanwhile.
+        // Another program may write to it meanwhile.
         if before != piece(target, at)? && before == piece(read, at)? {
             return Ok(None);
         }
+    }
+    if fate == Fate::Kept {
+        return Ok(Some(MAY_BE_THE_SAME));
     }
     let at = middle;
     let old = piece(target, at)?;
@@ -189,7 +220,9 @@ fn same_bytes(read: &dyn Storage, target: &dyn Storage) -> io::Result<Option<&'s
     }
     let seen = piece(read, at);
     // A second attempt goes over a new connection, if the first one was lost.
-    write(old[0]).or_else(|_| write(old[0]))?;
+    if write(old[0]).or_else(|_| write(old[0])).is_err() {
+        return Ok(Some(NOT_RESTORED));
+    }
     let follows = seen?[0] == !old[0];
     Ok(follows.then_some(READ_FROM))
 }
@@ -200,10 +233,18 @@ pub fn file_elsewhere(path: &Path, other: &dyn Storage) -> Option<&'static str> 
     if !other.is_remote() {
         return None;
     }
-    // A byte of it is changed to learn that.
-    let how = OpenFile::default().write(other.nbd().is_some());
-    let opened = FileSpec::new(path).open(how, &objects::all());
-    same_elsewhere(other, &*opened.ok()?.storage())
+    let opened = FileSpec::new(path).open(OpenFile::default(), &objects::all());
+    same_elsewhere(other, &*opened.ok()?.storage(), Fate::Kept)
+}
+
+/// [`same_elsewhere`] of the local file of this name, if it can be opened, which is read, and a target
+/// that is open.
+pub fn reads_elsewhere(path: &Path, target: &dyn Storage, fate: Fate) -> Option<&'static str> {
+    if !target.is_remote() {
+        return None;
+    }
+    let opened = FileSpec::new(path).open(OpenFile::default(), &objects::all());
+    same_elsewhere(&*opened.ok()?.storage(), target, fate)
 }
 
 /// Whether standard output or standard error goes to the file or block device of this name.

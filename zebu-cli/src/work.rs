@@ -33,7 +33,8 @@ impl Work {
             return None;
         }
         let length = |disk: &&[&Device]| disk.iter().map(|device| device.size()).max();
-        let size: u64 = disks.iter().filter_map(length).sum();
+        let mut lengths = disks.iter().filter_map(length);
+        let size = lengths.try_fold(0, u64::checked_add)?;
         let part = size.div_ceil(PARTS).max(1);
         let end = Instant::now() + PATIENCE;
         let mut data = vec![0; size.div_ceil(part) as usize];

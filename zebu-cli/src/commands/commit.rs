@@ -14,6 +14,7 @@ use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions, one_name, rate, target_cache};
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
+use crate::same_file::Fate;
 use crate::{open, output, same_file};
 
 /// Commit image to its backing file
@@ -90,7 +91,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     )
     .map_err(|e| open::failure(name, &e))?;
     // By another name: the chain has each name once.
-    if let Some(why) = same_file::refused_open(std::slice::from_ref(&top), &base.top().storages()) {
+    if let Some(why) = same_file::refused_open(
+        std::slice::from_ref(&top),
+        &base.top().storages(),
+        Fate::Kept,
+    ) {
         progress.finish(false);
         let name = base.top().spec.display_name();
         return Err(Failure::new(format!("'{}': {why}", name.shown())));

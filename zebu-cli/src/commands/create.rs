@@ -15,6 +15,7 @@ use crate::invocation::Invocation;
 use crate::known_options::{number, option_help};
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format, refuse_object};
 use crate::printed::Shown;
+use crate::same_file::Fate;
 use crate::{objects, open, output, printed, same_file, size, untrusted};
 
 /// Create and format new image file
@@ -158,7 +159,9 @@ fn create(
     invocation.end_on_stop(&format!("'{}' is incomplete", name.shown()));
     let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all());
     let files = files.map_err(|e| e.to_string())?;
-    if let Some(why) = same_file::refused_open(backing.as_slice(), &files.storages()) {
+    if let Some(why) =
+        same_file::refused_open(backing.as_slice(), &files.storages(), Fate::Replaced)
+    {
         files.give_up();
         return Err(why.into());
     }

@@ -18,6 +18,7 @@ use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
+use crate::same_file::Fate;
 use crate::{objects, open, same_file, size, untrusted};
 
 /// Copy input to output with optional format conversion
@@ -188,7 +189,7 @@ fn make_target(
         let image = NewImage::to_fill(format, &file.path, length, &options)?;
         let files = NewFiles::open(file, &image, &[CacheMode::WriteBack], &objects::all())?;
         let sources = std::slice::from_ref(source);
-        if let Some(why) = same_file::refused_open(sources, &files.storages()) {
+        if let Some(why) = same_file::refused_open(sources, &files.storages(), Fate::Replaced) {
             files.give_up();
             return Err(zebu::Error::Refused(why.into()));
         }

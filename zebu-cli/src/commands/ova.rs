@@ -22,6 +22,7 @@ use crate::invocation::Invocation;
 use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
+use crate::same_file::Fate;
 use crate::{objects, open, same_file};
 
 /// Make an appliance (OVA) of disks
@@ -141,7 +142,9 @@ impl OutputFile {
         let new = NewFile::open(&spec, lock, &caches, &objects::all());
         let new = new.map_err(|e| failure(e.to_string()))?;
         let storage = new.storage();
-        if let Some(why) = same_file::refused_open(sources, std::slice::from_ref(storage)) {
+        if let Some(why) =
+            same_file::refused_open(sources, std::slice::from_ref(storage), Fate::Replaced)
+        {
             new.remove_if_new();
             return Err(failure(why.into()));
         }

@@ -15,6 +15,7 @@ use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
 use crate::printed::{Shown, printable};
 use crate::progress::{Progress, interrupted};
+use crate::same_file::Fate;
 use crate::{open, same_file, signals, untrusted};
 
 /// Change backing file of the image
@@ -111,7 +112,9 @@ fn open_and_rebase(
             name.shown()
         )));
     }
-    if let Some(why) = same_file::refused_open(new.as_slice(), &overlay.top().storages()) {
+    if let Some(why) =
+        same_file::refused_open(new.as_slice(), &overlay.top().storages(), Fate::Kept)
+    {
         return Err(Failure::new(format!("'{}': {why}", name.shown())));
     }
     rebase(

@@ -168,6 +168,11 @@ fn damaged_headers_are_refused_as_by_qemu() {
                 ours.failed_with_one_line(1, what);
                 continue;
             }
+            // QEMU has no bound.
+            if ours.err.contains("more like this one") {
+                assert_eq!(ours.status, theirs.status, "{what}");
+                continue;
+            }
             compare_answers(&ours, &theirs, args, what);
         }
         let ours = lab.zebu(&["convert", "-f", "vdi", "x.vdi", "ours.raw"]);

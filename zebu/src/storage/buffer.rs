@@ -435,7 +435,7 @@ impl Iov {
         });
     }
 
-    /// Calls `f` with the bytes as one slice if they lie in one segment, and nobody else may change
+    /// Calls `f` with the bytes as one slice if they lie in one segment, and nothing else may change
     /// them.
     ///
     /// The slice exists only inside `f`, when no request uses the memory.

@@ -17,6 +17,7 @@ use crate::file_name::{after_file, as_value, beside, file_as};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
 use crate::printed::Shown;
+use crate::same_file::Fate;
 use crate::{appliance, objects, open, same_file, untrusted};
 
 /// What a target gets.
@@ -209,13 +210,18 @@ impl Wanted<'_> {
 
     /// The same of files that are open, by what they are.
     fn check_open(&self, files: &[Arc<dyn Storage>]) -> Result<(), Failure> {
-        let read = same_file::refused_open(self.sources, files);
+        // The tables of an image that is there stay, and what is left out of a target of zeroes.
+        let arguments = self.arguments;
+        let is_raw = arguments.target_format() == "raw" && !arguments.target_image_opts;
+        let is_kept = arguments.no_create && (!is_raw || arguments.target_is_zero);
+        let fate = if is_kept { Fate::Kept } else { Fate::Replaced };
+        let read = same_file::refused_open(self.sources, files, fate);
         let appliance = self.arguments.appliance().into_iter();
         let mut own = appliance.flat_map(|name| appliance::own_files(name));
         self.refuse(read.or_else(|| {
             own.find_map(|own| {
                 let mut files = files.iter();
-                files.find_map(|file| same_file::file_elsewhere(&own, &**file))
+                files.find_map(|file| same_file::reads_elsewhere(&own, &**file, fate))
             })
         }))
     }
@@ -509,7 +515,9 @@ impl Wanted<'_> {
                 let is_read = same_file::reads_any(&device, targets);
                 let why = is_read.then_some(same_file::READ_FROM);
                 let size = device.size();
-                self.refuse(why.or_else(|| same_file::refused_open(&[device], &files.storages())))?;
+                self.refuse(why.or_else(|| {
+                    same_file::refused_open(&[device], &files.storages(), Fate::Replaced)
+                }))?;
                 Ok(Some(size))
             }
             Err(e) => Err(open::failure(

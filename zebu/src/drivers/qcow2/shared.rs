@@ -132,7 +132,7 @@ impl Drop for Share {
 
 impl Image {
     /// Runs `work` as a task of the queue, and waits for it. The task goes on if this future is not
-    /// polled. It is cancelled with this future: nobody may drive the queue afterwards, and
+    /// polled. It is cancelled with this future: the queue may not be driven afterwards, and
     /// requests of others that need the work then do it themselves.
     ///
     /// During exclusive access to the image `work` is part of this future.

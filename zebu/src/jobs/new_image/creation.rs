@@ -113,6 +113,29 @@ impl Creation {
         made.map_err(|e| self.failed(e))
     }
 
+    /// Makes the image in a file that is not there yet, and opens it for writing. The file stays locked
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// `EEXIST` if there is such a file. Those of [`Creation::create`] and of opening it.
+    pub fn create_new(mut self, queue: &Queue, size: u64) -> Result<Device> {
+        self.options.set("size", size.to_string());
+        let image = NewImage::new(self.format, &self.file.path, size, &self.options, None)?;
+        let files = self.files(&image, &[CacheMode::WriteBack])?;
+        if !files.are_new() {
+            return Err(self.failed(Error::os(libc::EEXIST)));
+        }
+        let made = files.make_durably(queue, &image);
+        made.map_err(|e| self.failed(e))?;
+        let source = Source::Name(self.file.name().to_owned());
+        let options = OpenOptions::default().format(Some(self.format)).write(true);
+        let opened = files.open_image(queue, &source, &options);
+        opened.inspect_err(|_| {
+            // The error is that of the image.
+            let _ = files.discard(queue);
+        })
+    }
+
     /// Makes the image, as large as `source`, and opens it to be filled. `compress`: its data are
     /// stored compressed.
     ///

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::Creation;
-use crate::block::{Device, Format, OpenOptions};
-use crate::names::{Source, protocol};
+use crate::Result;
+use crate::block::{Device, Format};
+use crate::names::protocol;
 use crate::storage::Queue;
-use crate::{Error, Result};
 
 impl Device {
     /// Makes a qcow2 image of `size` bytes, a multiple of 512, in a new file, and opens it for
@@ -27,33 +27,20 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] with `AlreadyExists` if there is a file of this name, which is not touched.
-    /// Those of making and opening the image; then there is no file.
+    /// `EEXIST` ([`Error::errno`](crate::Error::errno)) if there is a file of this name, which is not touched.
+    /// Those of making and opening the image; then there is no file, unless another program has made it.
     ///
     /// # Panics
     ///
     /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn create(queue: &Queue, path: impl AsRef<Path>, size: u64) -> Result<Device> {
         let path = path.as_ref();
-        let new = || {
-            // Not a name with a protocol.
-            let mut name = OsString::new();
-            if protocol(path.as_os_str()).is_some() {
-                name.push("./");
-            }
-            name.push(path);
-            Creation::new(&name, Format::QCOW2.name(), &[])?.create(queue, Some(size))?;
-            let options = OpenOptions::default()
-                .format(Some(Format::QCOW2))
-                .write(true);
-            Device::open(queue, &Source::Name(name), &options)
-        };
-        let file = std::fs::File::create_new(path)
-            .map_err(|e| Error::Io(e).during(format!("Could not create '{}'", path.display())))?;
-        drop(file);
-        new().inspect_err(|_| {
-            // The error is that of the image.
-            let _ = std::fs::remove_file(path);
-        })
+        // Not a name with a protocol.
+        let mut name = OsString::new();
+        if protocol(path.as_os_str()).is_some() {
+            name.push("./");
+        }
+        name.push(path);
+        Creation::new(&name, Format::QCOW2.name(), &[])?.create_new(queue, size)
     }
 }

@@ -91,6 +91,11 @@ impl NewFile {
         })
     }
 
+    /// Whether it was made for this, and not by another program.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// Whether it keeps what it holds.
     pub fn is_kept(&self) -> bool {
         self.is_kept

@@ -384,6 +384,11 @@ impl NewFiles {
         queue.block_on(Device::open_source_over(queue, source, options, file, data))
     }
 
+    /// Whether all of them were made for this.
+    pub fn are_new(&self) -> bool {
+        self.file.is_new() && self.others.iter().all(NewFile::is_new)
+    }
+
     /// The file of the image.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         self.file.storage()
