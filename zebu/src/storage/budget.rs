@@ -18,7 +18,8 @@
 //! - a lock that requests which hold bytes of a step wait for is taken after the bytes (blocks of a
 //!   file), or held by no request that waits for bytes of that step (guest clusters, tables);
 //! - bytes are given in the order in which they were asked for, so that large requests get theirs;
-//!   one that asks for more than all gets it when it is alone.
+//!   one that asks for more than all gets it when it is alone;
+//! - an unbroken section ([`Queue::unbroken`]) waits for no bytes, but takes them over the budget.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -132,6 +133,12 @@ impl Budget {
         (free && state.take(step, bytes, self.0.bytes)).then(|| self.reserved(step, bytes))
     }
 
+    /// Reserves bytes, also if there are none left.
+    fn step_now(&self, step: usize, bytes: usize) -> Reserved {
+        self.state().add(step, bytes);
+        self.reserved(step, bytes)
+    }
+
     fn step(&self, step: usize, bytes: usize) -> Reserving<'_> {
         Reserving {
             budget: self,
@@ -164,10 +171,16 @@ impl State {
         if place.held != 0 && all > total {
             return false;
         }
-        place.held = all;
+        self.add(step, bytes);
+        true
+    }
+
+    /// Takes bytes, also if there are none left.
+    fn add(&mut self, step: usize, bytes: usize) {
+        let place = self.place(step);
+        place.held = place.held.saturating_add(bytes);
         self.held = self.held.saturating_add(bytes);
         self.peak = self.peak.max(self.held);
-        true
     }
 
     /// The first task that waits for bytes of a step.
@@ -250,10 +263,17 @@ impl Drop for Reserved {
 }
 
 impl Queue {
-    /// Reserves `bytes` for a step of a request. None: the queue has no budget.
+    /// Reserves `bytes` for a step of a request; in an unbroken section without waiting. None: the
+    /// queue has no budget.
     pub(crate) async fn reserve(&self, step: Step, bytes: usize) -> Option<Reserved> {
         let budget = self.options().memory.as_ref()?;
-        Some(budget.step(step.index(self.depth()), bytes).await)
+        let step = step.index(self.depth());
+        // A drop may wait for the section, and polls none of the requests that hold the bytes. So
+        // these few are taken over the budget.
+        if self.is_unbroken() {
+            return Some(budget.step_now(step, bytes));
+        }
+        Some(budget.step(step, bytes).await)
     }
 
     /// Reserves `bytes` for a step of a request, unless that must wait.

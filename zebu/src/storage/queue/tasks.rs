@@ -119,6 +119,13 @@ impl Queue {
         let task = task.filter(|id| !is_spawned(*id));
         task.map(|id| self.inner.begin_unbroken(Some(id)))
     }
+
+    /// Whether the task that is being polled is in an unbroken section. Then it must wait for no
+    /// other request.
+    pub(in super::super) fn is_unbroken(&self) -> bool {
+        let is_in = |id: u32| self.inner.tasks.borrow().tasks[id as usize].unbroken > 0;
+        self.inner.polled.get().is_some_and(is_in)
+    }
 }
 
 #[derive(Default)]

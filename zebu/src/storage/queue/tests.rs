@@ -169,6 +169,57 @@ fn tasks_end_with_their_queue_and_unbroken_sections_before() {
     assert_eq!(Rc::strong_count(&other), 1);
 }
 
+/// A spawned request holds all bounce bytes, and is not polled while a section ends.
+#[test]
+fn an_unbroken_section_waits_for_no_memory() {
+    use super::super::budget::{Budget, Step};
+    // 0: the drop of the request; 1: that of the queue.
+    for case in 0..2 {
+        let (told, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let budget = Budget::new(512);
+            let options = QueueOptions::default().memory(Some(budget.clone()));
+            let queue = Queue::new(options).unwrap();
+            let spawned = queue.for_itself();
+            queue.spawn(async move {
+                let _held = spawned.reserve(Step::Bounce, 512).await;
+                std::future::pending::<()>().await;
+            });
+            while queue.turn() {}
+            assert_eq!(budget.held(), 512);
+            let written = Rc::new(Cell::new(false));
+            let told_written = written.clone();
+            let begun = queue.begin(|queue| async move {
+                let storage = super::super::Memory::new(Vec::new());
+                {
+                    let _unbroken = queue.unbroken(&storage);
+                    yield_once().await;
+                    let _bytes = queue.reserve(Step::Bounce, 512).await;
+                    yield_once().await;
+                    told_written.set(true);
+                }
+                // Outside of it, it waits.
+                queue.reserve(Step::Bounce, 512).await;
+                unreachable!("there are no bytes");
+            });
+            match case {
+                0 => {
+                    drop(begun);
+                    assert_eq!(budget.held(), 512);
+                    drop(queue);
+                }
+                _ => drop(queue),
+            }
+            assert!(written.get());
+            assert_eq!((budget.held(), budget.peak()), (0, 1024));
+            told.send(()).unwrap();
+        });
+        let limit = std::time::Duration::from_secs(60);
+        let ended = ended.recv_timeout(limit);
+        assert!(ended.is_ok(), "{case}: a drop hangs, or it has failed");
+    }
+}
+
 #[test]
 fn a_panic_of_one_task_loses_no_wake_up_of_others() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
