@@ -29,8 +29,10 @@ pub fn own_queue(engine: EngineKind) -> Result<Queue> {
             return Ok(queue.clone());
         }
         let queue = Queue::new(QueueOptions::default().engine(engine))?;
-        queues.push((engine, process, queue.clone()));
-        Ok(queue)
+        let clone = queue.clone();
+        // The owner, since the queue ends with it.
+        queues.push((engine, process, queue));
+        Ok(clone)
     })
 }
 
