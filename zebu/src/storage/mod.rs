@@ -84,7 +84,7 @@ pub(crate) use null::Null;
 #[cfg(feature = "object-store")]
 pub use object::{ObjectState, Upload};
 pub(crate) use patched::{Patched, Patches};
-pub(crate) use queue::{Begun, Io, yield_once};
+pub(crate) use queue::{Begun, Cancelled, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
 pub(crate) use secret::Secret;

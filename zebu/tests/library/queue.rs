@@ -236,9 +236,70 @@ fn a_queue_that_is_dropped_ends_its_spawned_requests() {
                 weak.upgrade().is_none(),
                 "{engine}: the device is still there"
             );
-            let mut context = Context::from_waker(Waker::noop());
-            assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
+            let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let mut context = Context::from_waker(Waker::noop());
+                let _ = Pin::new(&mut handle).poll(&mut context);
+            }));
+            assert!(joined.is_err(), "{engine}: there is a result");
         }
+    }
+}
+
+/// Requests of clones have waited for its tasks.
+#[test]
+fn a_queue_that_is_dropped_hangs_no_request_of_its_clones() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let watcher = Queue::new(QueueOptions::default()).unwrap();
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("clones of a dropped queue with {engine}"));
+        let path = folder.path().join(format!("{engine}.qcow2"));
+        let device = Device::create(&watcher, &path, 64 << 20).unwrap();
+        let mut cancelled = 0;
+        for polls in 1..8 {
+            let owner = queue(engine, false);
+            let clone = owner.clone();
+            let flushed = clone.block_on(async {
+                let write = device.write_buffer(&clone, polls << 20, vec![1; 4096], 4096);
+                write.await.1.unwrap();
+                let mut flush = Box::pin(device.flush(&clone));
+                let mut left = polls;
+                let ended = poll_fn(|context| {
+                    if let Poll::Ready(result) = flush.as_mut().poll(context) {
+                        return Poll::Ready(Some(result));
+                    }
+                    left -= 1;
+                    match left {
+                        0 => Poll::Ready(None),
+                        _ => Poll::Pending,
+                    }
+                });
+                match ended.await {
+                    Some(result) => Err(result),
+                    None => Ok(flush),
+                }
+            });
+            let spawned = owner.spawn(std::future::pending::<()>());
+            drop(owner);
+            match flushed {
+                Ok(flush) => match clone.block_on(flush) {
+                    Ok(()) => {}
+                    Err(zebu::Error::Io(e)) if e.raw_os_error() == Some(libc::ECANCELED) => {
+                        cancelled += 1;
+                    }
+                    Err(e) => panic!("{engine}: {e}"),
+                },
+                Err(result) => result.unwrap(),
+            }
+            let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                clone.block_on(spawned);
+            }));
+            assert!(joined.is_err(), "{engine}: there is a result");
+            // The clone serves new requests, and holds up no other queue.
+            clone.block_on(device.flush(&clone)).unwrap();
+            watcher.block_on(device.flush(&watcher)).unwrap();
+        }
+        assert!(cancelled > 0, "{engine}: no flush waited for a task");
+        watcher.block_on(device.close(&watcher)).unwrap();
     }
 }
 

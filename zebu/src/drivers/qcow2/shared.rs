@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use super::Image;
-use crate::storage::Queue;
+use crate::storage::{Cancelled, Queue};
 
 /// An image on the heap, which its tasks share.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Image {
     /// requests of others that need the work then do it themselves.
     ///
     /// During exclusive access to the image `work` is part of this future.
-    pub(super) async fn as_task<T: 'static>(
+    pub(super) async fn as_task<T: Cancelled + 'static>(
         &self,
         queue: &Queue,
         work: impl AsyncFnOnce(&Image, &Queue) -> T + 'static,

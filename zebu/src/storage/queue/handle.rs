@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -11,6 +12,32 @@ use super::{Inner, Queue};
 struct JoinState<T> {
     value: Cell<Option<T>>,
     waker: Cell<Option<Waker>>,
+    /// Whether the task has ended or was dropped.
+    ended: Cell<bool>,
+}
+
+impl<T> JoinState<T> {
+    /// Waits for the result; None: there is none any more.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        match self.value.take() {
+            Some(value) => Poll::Ready(Some(value)),
+            None if self.ended.get() => Poll::Ready(None),
+            None => {
+                self.waker.set(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Is dropped with the task, and wakes what waits for its result, also if there is none.
+struct Joined<T>(Rc<JoinState<T>>);
+
+impl<T> Drop for Joined<T> {
+    fn drop(&mut self) {
+        self.0.ended.set(true);
+        self.0.waker.take().into_iter().for_each(Waker::wake);
+    }
 }
 
 /// The result of a spawned future.
@@ -24,6 +51,10 @@ struct JoinState<T> {
 /// queue.spawn(std::future::pending::<()>()).abort();
 /// # std::io::Result::Ok(())
 /// ```
+///
+/// # Panics
+/// If it is polled after the future was dropped without a result: that has panicked, or its queue
+/// has ended.
 pub struct Handle<T> {
     state: Rc<JoinState<T>>,
     /// The task, if it may be aborted: its queue, index and serial number.
@@ -46,13 +77,8 @@ impl<T> Future for Handle<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        match self.state.value.take() {
-            Some(value) => Poll::Ready(value),
-            None => {
-                self.state.waker.set(Some(context.waker().clone()));
-                Poll::Pending
-            }
-        }
+        let value = std::task::ready!(self.state.poll(context));
+        Poll::Ready(value.expect("a spawned future that has panicked or ended with its queue"))
     }
 }
 
@@ -93,16 +119,17 @@ pub(super) fn joined<T: 'static>(
     let state = Rc::new(JoinState {
         value: Cell::new(None),
         waker: Cell::new(None),
+        ended: Cell::new(false),
     });
     let handle = Handle {
         state: state.clone(),
         task: None,
     };
+    let joined = Joined(state);
     let task = Box::pin(async move {
-        state.value.set(Some(future.await));
-        if let Some(waker) = state.waker.take() {
-            waker.wake();
-        }
+        let value = future.await;
+        joined.0.value.set(Some(value));
+        drop(joined);
     });
     (task, handle)
 }
@@ -116,11 +143,31 @@ pub(crate) struct Begun<T> {
     pub(super) handle: Handle<T>,
 }
 
-impl<T> Future for Begun<T> {
+/// The result of a task that was dropped with its queue: an error if it can be one.
+pub(crate) trait Cancelled {
+    fn cancelled() -> Self;
+}
+
+impl Cancelled for () {
+    fn cancelled() {}
+}
+
+impl<T, E: From<io::Error>> Cancelled for Result<T, E> {
+    fn cancelled() -> Self {
+        Err(io::Error::from_raw_os_error(libc::ECANCELED).into())
+    }
+}
+
+impl<T: Cancelled> Future for Begun<T> {
     type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        Pin::new(&mut self.handle).poll(context)
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        match std::task::ready!(self.handle.state.poll(context)) {
+            Some(value) => Poll::Ready(value),
+            // It is a task that is dropped next.
+            None if self.queue.inner.ending.get() => Poll::Pending,
+            None => Poll::Ready(T::cancelled()),
+        }
     }
 }
 

@@ -30,8 +30,8 @@ use super::buffer::Buffer;
 use super::engine::Op;
 use super::engine::{Completion, Engine, Token};
 use batch::Batch;
-pub(crate) use handle::Begun;
 pub use handle::Handle;
+pub(crate) use handle::{Begun, Cancelled};
 pub(crate) use io::Io;
 use io::Slots;
 pub use options::QueueOptions;
@@ -41,8 +41,8 @@ pub(crate) use tasks::yield_once;
 use tasks::{Shared, Tasks};
 
 /// A handle to one thread's queue. Clones mean the same queue, for requests and their futures; it
-/// ends when the handle that [`Queue::new`] returned is dropped, or the last one if that was
-/// forgotten.
+/// ends when the handle that [`Queue::new`] returned, its owner, is dropped. So keep that, and give
+/// away clones. Requests of clones that waited for a task of the queue then fail with `ECANCELED`.
 ///
 /// # Futures that are dropped, kept or forgotten
 /// A request's future may be dropped at any time. The drop waits for the operations that the kernel
@@ -74,7 +74,7 @@ pub struct Queue {
 enum Role {
     /// It is the one that `Queue::new` returned: the queue's tasks end.
     Owner,
-    /// The queue's tasks end if it is the last one.
+    /// The tasks that were begun after the owner's drop end if it is the last one.
     Clone,
     /// It is inside the queue's own tasks and operations: nothing.
     Own,
@@ -104,6 +104,9 @@ impl Drop for Queue {
         }
         let left = self.inner.keepers.get() - 1;
         self.inner.keepers.set(left);
+        if self.role == Role::Owner {
+            self.inner.owned.set(false);
+        }
         if left == 0 || self.role == Role::Owner {
             self.inner.end_tasks();
         }
@@ -141,6 +144,8 @@ struct Inner {
     armed: Cell<bool>,
     /// Number of handles that are not `Role::Own`.
     keepers: Cell<usize>,
+    /// Whether the handle that `Queue::new` returned was not dropped.
+    owned: Cell<bool>,
     /// Number of sections that tasks are in and that are not cancelled.
     unbroken: Cell<usize>,
     /// Whether `end_tasks` is running.
@@ -186,6 +191,7 @@ impl Queue {
             running: Cell::new(false),
             armed: Cell::new(false),
             keepers: Cell::new(1),
+            owned: Cell::new(true),
             unbroken: Cell::new(0),
             ending: Cell::new(false),
             spawned: Cell::new(0),

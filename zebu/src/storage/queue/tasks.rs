@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::super::Storage;
 use super::super::engine::Notify;
 use super::handle::{Spawned, joined};
-use super::{Begun, Handle, Inner, Queue, Role};
+use super::{Begun, Cancelled, Handle, Inner, Queue, Role};
 
 impl Queue {
     /// Runs `future` beside the others whenever the queue is driven. The handle is a future of its
@@ -67,8 +67,8 @@ impl Queue {
 
     /// As [`Queue::detach`], but the task is cancelled when the result is dropped, which waits for
     /// the end of an unbroken section. For what requests of other queues may wait for: the queue is
-    /// perhaps not driven any more.
-    pub(crate) fn begin<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Begun<T>
+    /// perhaps not driven any more. If the task ends with its queue, the result is `ECANCELED`.
+    pub(crate) fn begin<T: Cancelled + 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Begun<T>
     where
         F: Future<Output = T> + 'static,
     {
@@ -84,7 +84,7 @@ impl Queue {
     }
 
     /// As [`Queue::detach`]; all of the future is an unbroken section, for which the end of the
-    /// queue waits. It must wait for nothing but the end of an operation.
+    /// queue waits; after that, this call. It must wait for nothing but the end of an operation.
     #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
     pub(crate) fn detach_unbroken<F>(&self, work: impl FnOnce(Queue) -> F)
     where
@@ -101,6 +101,10 @@ impl Queue {
         drop(work);
         if self.inner.keepers.get() == 0 {
             self.inner.end_tasks();
+        } else if !self.inner.owned.get() && !self.inner.ending.get() {
+            // Perhaps nobody drives the clones that are left. Their other tasks go on.
+            self.inner.drive_sections(|| self.inner.unbroken.get() > 0);
+            self.inner.arm_again();
         }
     }
 
@@ -294,8 +298,9 @@ impl Inner {
         self.cancel_task(id, serial);
     }
 
-    /// Drops all tasks, with the handle that [`Queue::new`] returned or the last one that keeps
-    /// them. That releases their locks and wakes the requests of other queues that wait for them.
+    /// Drops all tasks, with the handle that [`Queue::new`] returned; those that requests of clones
+    /// begin afterwards, with the last clone. That releases their locks and wakes the requests that
+    /// wait for them.
     pub(super) fn end_tasks(&self) {
         if self.ending.replace(true) {
             return;
