@@ -131,6 +131,8 @@ impl Progress {
                     let _ = writeln!(io::stderr(), "{}", percent(now));
                 }
             }
+            // A bar of nothing would be full.
+            Display::Bar(_) if self.total == 0 => {}
             Display::Bar(bar) => bar.set_position(self.done),
             Display::Plain(shown) => {
                 if shown.replace(now) != Some(now) {

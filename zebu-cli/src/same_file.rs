@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -26,8 +27,8 @@ const MAY_BE_READ_FROM: &str = "The input may be read from this file, which has 
 const MAY_BE_THE_SAME: &str = "The input may be read from this export, which has the same size, and \
                                the same content at its start, middle and end";
 /// The message about an export that was changed to learn whether it is read, and is lost now.
-const NOT_RESTORED: &str = "The byte in the middle of this export, at half of its size rounded down to \
-                            4096, was inverted to learn whether the input is read from it, and could \
+const NOT_RESTORED: &str = "The byte of this export at a quarter of its size, rounded down to 4096, was \
+                             inverted to learn whether the input is read from it, and could \
                             not be written back";
 /// The message about a target that messages would go to.
 pub const PRINTED_TO: &str = "Standard output or standard error goes to this file";
@@ -210,7 +211,8 @@ fn same_bytes(
     if fate == Fate::Kept {
         return Ok(Some(MAY_BE_THE_SAME));
     }
-    let at = middle;
+    // Where nothing was read before, which a server could have kept.
+    let at = length / 4 / 4096 * 4096;
     let old = piece(target, at)?;
     let write = |byte: u8| queue.block_on(storage::write_slice(target, &queue, at, &[byte]));
     if write(!old[0]).is_err() {
@@ -265,12 +267,14 @@ pub fn is_in_chain(image: &Device, target: &Path) -> bool {
     is_same(image.top().file().path(), target) || files.any(|file| is_same(file.path(), target))
 }
 
-/// Whether two names are those of one file or block device, or one is a device whose bytes are in
-/// the other: a partition and its disk, a loop device and its file.
+/// Whether two names are those of one file or block device, or bytes of one are in the other: a
+/// partition and its disk, a loop device and its file, two loop devices over the same bytes of a file.
 pub fn is_same(one: &Path, other: &Path) -> bool {
-    let (one, other) = (identities(one), identities(other));
-    let is_in = |own: &[Identity], all: &[Identity]| own.first().is_some_and(|f| all.contains(f));
-    is_in(&one, &other) || is_in(&other, &one)
+    let (one, other) = (places(one), places(other));
+    let mut pairs = one
+        .iter()
+        .flat_map(|place| other.iter().map(move |other| (place, other)));
+    pairs.any(|(one, other)| one.overlaps(other))
 }
 
 /// Device and inode, or [`u64::MAX`] and the number of a block device.
@@ -281,28 +285,61 @@ fn identity(metadata: &fs::Metadata) -> Option<Identity> {
     (kind.is_file() || kind.is_block_device()).then(|| zebu::internal::identity(metadata))
 }
 
+/// Where bytes of a file or block device are.
+struct Place {
+    identity: Identity,
+    /// Bytes of it; None: some, of which it is not known where.
+    range: Option<Range<u64>>,
+    /// It is what was named.
+    is_whole: bool,
+}
+
+impl Place {
+    fn overlaps(&self, other: &Place) -> bool {
+        self.identity == other.identity
+            && match (&self.range, &other.range) {
+                (Some(one), Some(other)) => one.start < other.end && other.start < one.end,
+                _ => self.is_whole || other.is_whole,
+            }
+    }
+}
+
 /// The file or block device of a name, and those that its bytes are in. Loop devices may be over
 /// each other, so there is a limit.
-fn identities(path: &Path) -> Vec<Identity> {
+fn places(path: &Path) -> Vec<Place> {
     const DEEPEST: usize = 16;
     let mut found = Vec::new();
-    let mut next = vec![path.to_owned()];
-    while let Some(path) = next.pop()
+    let mut next = vec![(path.to_owned(), Some(0..u64::MAX))];
+    while let Some((path, range)) = next.pop()
         && found.len() < DEEPEST
     {
         let Some(identity) = fs::metadata(path).ok().as_ref().and_then(identity) else {
             continue;
         };
-        found.push(identity);
         if let (u64::MAX, device) = identity {
-            next.extend(behind(device));
+            let inside = |within: Option<Range<u64>>| {
+                let (own, within) = (range.clone()?, within?);
+                let end = within.start.saturating_add(own.end).min(within.end);
+                Some(within.start.saturating_add(own.start)..end)
+            };
+            next.extend(
+                behind(device)
+                    .into_iter()
+                    .map(|(path, within)| (path, inside(within))),
+            );
         }
+        found.push(Place {
+            identity,
+            range,
+            is_whole: found.is_empty(),
+        });
     }
     found
 }
 
-/// The names of what the bytes of a block device are in, as the kernel tells them in sysfs.
-fn behind(device: u64) -> Vec<PathBuf> {
+/// The names of what the bytes of a block device are in, and which bytes these are there, as the kernel
+/// tells them in sysfs.
+fn behind(device: u64) -> Vec<(PathBuf, Option<Range<u64>>)> {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let Ok(folder) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else {
         return Vec::new();
@@ -313,18 +350,32 @@ fn behind(device: u64) -> Vec<PathBuf> {
         let name = name.to_str()?.replace('!', "/");
         Some(Path::new("/dev").join(name))
     };
+    let number = |file: &str| {
+        let text = fs::read_to_string(folder.join(file)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    // In sectors of 512 bytes, whatever the device has.
+    let size = number("size").map(|sectors| sectors.saturating_mul(512));
+    let from = |start: Option<u64>| Some(start?..start?.saturating_add(size?));
     let mut names = Vec::new();
     if folder.join("partition").exists() {
-        names.extend(folder.parent().and_then(node));
+        let start = number("start").map(|sectors| sectors.saturating_mul(512));
+        names.extend(
+            folder
+                .parent()
+                .and_then(node)
+                .map(|name| (name, from(start))),
+        );
     }
     if let Ok(file) = fs::read(folder.join("loop/backing_file")) {
         let file = file.strip_suffix(b"\n").unwrap_or(&file);
-        names.push(OsStr::from_bytes(file).into());
+        let file = PathBuf::from(OsStr::from_bytes(file));
+        names.push((file, from(number("loop/offset"))));
     }
     // Device mapper and md.
     let slaves = fs::read_dir(folder.join("slaves"));
     let slaves = slaves.into_iter().flatten().filter_map(Result::ok);
-    names.extend(slaves.filter_map(|slave| node(&slave.path())));
+    names.extend(slaves.filter_map(|slave| Some((node(&slave.path())?, None))));
     names
 }
 

@@ -80,6 +80,16 @@ pub(crate) fn check_tail(tail: &[u8]) -> Result<()> {
     }
 }
 
+/// Refuses a raw disk that was guessed by its start, of which the sectors at [`INNER`] are these.
+pub(crate) fn check_inner(sectors: &[(u64, Vec<u8>)]) -> Result<()> {
+    foreign_inside(sectors).map_or(Ok(()), |found| Err(refused(found)))
+}
+
+/// Whether a disk that begins with `head` has partitions: what was there before may still be inside.
+pub(crate) fn is_partitioned(head: &[u8]) -> bool {
+    head.get(510..512) == Some(&[0x55, 0xaa])
+}
+
 /// What a file that QEMU takes for a raw disk looks like.
 enum Look {
     Disk,
@@ -124,8 +134,6 @@ fn look_at_start(head: &[u8]) -> Look {
 /// By the end, and by what is inside. What cannot be read is as if it were not there: the disk itself
 /// is read later.
 async fn look_further(queue: &Queue, file: &dyn Storage, head: &[u8]) -> Look {
-    /// Where the first sector of a disk with partitions ends, and what is there.
-    const PARTITIONED: (usize, [u8; 2]) = (510, [0x55, 0xaa]);
     const SECTOR: u64 = 512;
     let Ok(length) = file.len() else {
         return Look::Disk;
@@ -143,9 +151,7 @@ async fn look_further(queue: &Queue, file: &dyn Storage, head: &[u8]) -> Look {
             _ => Look::Foreign(found.foreign()),
         };
     }
-    let (at, signature) = PARTITIONED;
-    if head[at..] == signature {
-        // What was there before the disk was partitioned may still be inside.
+    if is_partitioned(head) {
         return Look::Disk;
     }
     let mut sectors = Vec::new();

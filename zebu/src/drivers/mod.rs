@@ -56,7 +56,7 @@ pub(crate) use create::{
 pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
-pub(crate) use guess::{Guess, check_tail, probe, probe_head};
+pub(crate) use guess::{Guess, check_inner, check_tail, is_partitioned, probe, probe_head};
 use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};

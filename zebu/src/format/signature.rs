@@ -56,6 +56,27 @@ const SIGNATURES: &[(usize, &[u8], &str, &str)] = &[
     (0, b"\x04\x22\x4d\x18", "compressed by lz4", PROGRAM),
     (0, b"LZIP\x01", "compressed by lzip", PROGRAM),
     (0, b"\x89LZO\0\r\n\x1a\n", "compressed by lzop", PROGRAM),
+    (0, b"\x02\x21\x4c\x18", "compressed by lz4", PROGRAM),
+    (0, b"\x1f\x9d\x90", "compressed by compress", PROGRAM),
+    (0, b"xar!", "a xar archive", "extract it first"),
+    (
+        0,
+        b"VMA\0",
+        "a backup of Proxmox (VMA)",
+        "'vma extract' takes the disks out of it",
+    ),
+    (
+        0,
+        b"version https://git-lfs",
+        "a pointer of Git LFS",
+        "fetch what it means with 'git lfs pull'",
+    ),
+    (
+        0,
+        b"WLPWM\0\0\0",
+        "a WIM archive",
+        "apply it to a disk with 'wimlib-imagex'",
+    ),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "extract it first"),
     (0, b"PK\x03\x04", "a zip archive", "extract it first"),
     (0, b"PK\x05\x06", "a zip archive", "extract it first"),
@@ -192,6 +213,9 @@ pub fn foreign(head: &[u8]) -> Option<Foreign> {
                 ("compressed by bzip2", COMPRESSED)
             }
             // The size of the disk is not known, as xz and 7-Zip write it.
+            () if is(1, b"\x2a\x4d\x18") && head[0] & 0xf0 == 0x50 => {
+                ("compressed by zstd", COMPRESSED)
+            }
             () if is(0, b"\x5d\0\0") && is(5, &[0xff; 8]) => ("compressed by lzma", PROGRAM),
             () => return None,
         };
@@ -228,7 +252,7 @@ fn foreign_text(head: &[u8]) -> Option<Foreign> {
         () if starts(b"<!doctype html") || starts(b"<html") => {
             foreign("a page of a web server", "")
         }
-        () if starts(b"# disk descriptorfile") => foreign(
+        () if has(b"# disk descriptorfile") => foreign(
             "the descriptor of a VMDK in an unusual form",
             "format 'vmdk' reads it if it is in UTF-8",
         ),
@@ -253,6 +277,8 @@ pub enum Tail {
     FixedVhd,
     /// The footer of a VHD of another kind.
     Vhd,
+    /// The footer of a VHD that is damaged, or not at the end.
+    DamagedVhd,
     /// The trailer of a DMG.
     Dmg,
 }
@@ -275,6 +301,12 @@ impl Tail {
             Some(3 | 4) => return Some(Tail::Vhd),
             _ => {}
         }
+        if tail
+            .chunks(FOOTER)
+            .any(|sector| sector.starts_with(b"conectix"))
+        {
+            return Some(Tail::DamagedVhd);
+        }
         // It need not end with a sector. The second number is its version, the third its length.
         let mut starts = tail.windows(12).take(tail.len() - FOOTER + 1);
         let is_dmg = |start: &[u8]| {
@@ -288,6 +320,7 @@ impl Tail {
         let (what, next) = match self {
             Tail::FixedVhd => ("a fixed VHD by its end", "format 'vpc' reads it"),
             Tail::Vhd => ("a VHD with a damaged start", "format 'vpc' reads it"),
+            Tail::DamagedVhd => ("a VHD with a damaged footer by its end", ""),
             Tail::Dmg => ("a DMG by its end", "format 'dmg' reads it"),
         };
         Foreign { what, next }

@@ -172,9 +172,7 @@ impl Job {
     fn format(&self, source: &Opened) -> Result<Option<Format>, Trouble> {
         match &self.wanted.arguments.name.format {
             // As where files are opened: the start of one does not tell.
-            None => Ok(source
-                .format
-                .or_else(|| source.is_dmg().then_some(Format::DMG))),
+            None => Ok(source.format.or_else(|| source.format_by_name())),
             Some(name) => match name.parse() {
                 Ok(format) => Ok(Some(format)),
                 Err(e) => Err(Trouble::new(Cause::Other, format!("{e}"))),

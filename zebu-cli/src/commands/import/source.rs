@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -143,11 +143,36 @@ impl Opened {
         found.map_err(|e| Trouble::new(Cause::Source, zebu::strerror(&e).to_string()))
     }
 
-    /// Whether it is a DMG by its name.
-    pub fn is_dmg(&self) -> bool {
+    /// The format that its name tells, with its end where that must agree.
+    pub fn format_by_name(&self) -> Option<Format> {
         let name = self.base_name.as_deref().map(Path::new);
-        let ending = name.and_then(Path::extension);
-        ending.is_some_and(|ending| ending.eq_ignore_ascii_case("dmg"))
+        let ending = name.and_then(Path::extension)?;
+        if ending.eq_ignore_ascii_case("dmg") {
+            return Some(Format::DMG);
+        }
+        let is_vhd =
+            ending.eq_ignore_ascii_case("vhd") && self.last_sector()?.starts_with(b"conectix");
+        is_vhd.then(|| "vpc".parse().ok()).flatten()
+    }
+
+    /// The last 512 bytes, if they can be read now.
+    fn last_sector(&self) -> Option<Vec<u8>> {
+        const SECTOR: u64 = 512;
+        match &self.bytes {
+            Bytes::File(_) if self.is_stream => None,
+            Bytes::File(file) => {
+                let at = file.metadata().ok()?.len().checked_sub(SECTOR)?;
+                let mut sector = vec![0; SECTOR as usize];
+                file.read_exact_at(&mut sector, at).ok()?;
+                Some(sector)
+            }
+            Bytes::Remote(storage) => {
+                let at = storage.len().ok()?.checked_sub(SECTOR)?;
+                let queue = crate::open::queue().ok()?;
+                let read = storage::read_vec(&**storage, &queue, at, SECTOR as usize);
+                queue.block_on(read).ok()
+            }
+        }
     }
 
     /// What is elsewhere, if parts of it can be read in any order.

@@ -4,16 +4,50 @@ use super::Reader;
 use super::block::Block;
 use super::piece::{Fault, Sink};
 use crate::Error;
-use crate::drivers::check_tail;
-use crate::format::TAIL_BYTES;
+use crate::drivers::{check_inner, check_tail, is_partitioned};
+use crate::format::{INNER, PROBED_BYTES, TAIL_BYTES};
 
 /// Reads a raw image, whose size is known when it has ended.
 pub struct RawReader {
     /// Bytes that the target has at most.
     most: u64,
     size: u64,
-    /// The last [`TAIL_BYTES`], if the format was guessed by the start of the stream.
-    tail: Option<Vec<u8>>,
+    /// If the format was guessed by the start of the stream.
+    seen: Option<Seen>,
+}
+
+/// What tells that a stream is no raw disk, though its start does not.
+#[derive(Default)]
+struct Seen {
+    /// The last [`TAIL_BYTES`].
+    tail: Vec<u8>,
+    /// The sectors at [`INNER`].
+    inside: Vec<(u64, Vec<u8>)>,
+    is_partitioned: bool,
+}
+
+impl Seen {
+    fn look(&mut self, at: u64, block: &[u8]) {
+        self.tail
+            .extend(&block[block.len().saturating_sub(TAIL_BYTES)..]);
+        self.tail
+            .drain(..self.tail.len().saturating_sub(TAIL_BYTES));
+        self.is_partitioned |= at == 0 && is_partitioned(block);
+        for inner in INNER {
+            let start = inner.checked_sub(at).map(|start| start as usize);
+            let sector = start.and_then(|start| block.get(start..start + PROBED_BYTES));
+            self.inside
+                .extend(sector.map(|sector| (*inner, sector.to_vec())));
+        }
+    }
+
+    fn check(&self) -> crate::Result<()> {
+        check_tail(&self.tail)?;
+        match self.is_partitioned {
+            true => Ok(()),
+            false => check_inner(&self.inside),
+        }
+    }
 }
 
 impl RawReader {
@@ -22,7 +56,7 @@ impl RawReader {
         RawReader {
             most,
             size: 0,
-            tail: is_guessed.then(Vec::new),
+            seen: is_guessed.then(Seen::default),
         }
     }
 }
@@ -38,17 +72,15 @@ impl Reader for RawReader {
                 format!("The stream is longer than the {most} bytes that the target can have");
             return Err(Error::Refused(why).into());
         }
-        if let Some(tail) = &mut self.tail {
-            let new = &block[block.len().saturating_sub(TAIL_BYTES)..];
-            tail.extend(new);
-            tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+        if let Some(seen) = &mut self.seen {
+            seen.look(at, &block);
         }
         Ok(sink.block(at, block)?)
     }
 
     fn end(&mut self, _length: u64, _sink: &mut Sink<'_>) -> Result<u64, Fault> {
-        if let Some(tail) = &self.tail {
-            check_tail(tail)?;
+        if let Some(seen) = &self.seen {
+            seen.check()?;
         }
         Ok(self.size)
     }
