@@ -46,8 +46,9 @@ impl Image {
     /// Sets the flag `in_use` of entries, on the disk durably and then in memory. On the disk
     /// nothing else of them changes: after a store that failed they may be as it has left them.
     ///
-    /// After an error the disk may have some of the flags. Bitmaps in memory count as marked then: the
-    /// next change sets the flag again, and the next store clears it.
+    /// After an error, or if the future is dropped, the disk may have some of the flags. So bitmaps in
+    /// memory count as marked from the start: the next change sets the flag again, and the next store
+    /// clears it.
     pub(super) async fn set_in_use(
         &self,
         queue: &Queue,
@@ -56,20 +57,24 @@ impl Image {
     ) -> Result<()> {
         let flags = |entry: &BitmapEntry| entry.flags | BITMAP_IN_USE;
         let durable = !is_broken(Rule::InUseBeforeChange);
+        let mark = |all: bool| {
+            let mut directory = bitmaps.directory();
+            for index in indexes {
+                if all || bitmaps.loaded(*index).is_some() {
+                    let entry = &mut directory.entries[*index];
+                    entry.flags = flags(entry);
+                }
+            }
+        };
+        mark(false);
         let directory = bitmaps.directory().clone();
         let written = self.write_entries(queue, &directory, FLAGS, durable, |index, entry| {
             let is_wanted = indexes.contains(&index);
             is_wanted.then(|| flags(entry).to_be_bytes())
         });
-        let written = written.await;
-        let mut directory = bitmaps.directory();
-        for index in indexes {
-            if written.is_ok() || bitmaps.loaded(*index).is_some() {
-                let entry = &mut directory.entries[*index];
-                entry.flags = flags(entry);
-            }
-        }
-        written
+        written.await?;
+        mark(true);
+        Ok(())
     }
 
     /// Writes table size and flags of entries, durably. (They share eight bytes at an offset that is
