@@ -20,6 +20,7 @@ mod json;
 mod known_options;
 mod localtime;
 mod metrics_address;
+mod named;
 mod new_image;
 mod objects;
 mod open;

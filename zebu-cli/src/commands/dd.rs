@@ -14,6 +14,7 @@ use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{file_as, file_of};
 use crate::invocation::Invocation;
+use crate::named::Named;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
 use crate::printed::Shown;
@@ -79,6 +80,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let options = CopyOptions::new(start, length).target_is_zero(is_zero);
     // It stays open, and locked, when the device is closed.
     let file = target.qcow2_file();
+    let named = Named::of(&target, None);
     let mut progress = Progress::new(false, length);
     let result = jobs::copy(&queue, source, target, &options, |now| {
         progress.set(now.done)
@@ -100,6 +102,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let state = incomplete(&queue, &operands.output, file.as_deref());
         Failure::new(format!("{why}; {state}"))
     })?;
+    named.check()?;
     Ok(0)
 }
 

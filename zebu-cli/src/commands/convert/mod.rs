@@ -12,9 +12,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use zebu::block::Device;
-use zebu::jobs::{
-    self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, Unchanged,
-};
+use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Unchanged};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
@@ -22,6 +20,7 @@ use crate::create_options;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::known_options::option_help;
+use crate::named::Named;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
 use crate::progress::{Progress, incomplete, interrupted};
@@ -233,13 +232,7 @@ fn run_job(
     let content = target::Content::of(&sources.devices);
     let opened = target::open(&queue, arguments, target, &content, &mut options)?;
     convert(
-        invocation,
-        &queue,
-        arguments,
-        sources,
-        opened.target,
-        &options,
-        progress,
+        invocation, &queue, arguments, sources, opened, &options, progress,
     )
 }
 
@@ -248,10 +241,12 @@ fn convert(
     queue: &Queue,
     arguments: &Arguments,
     sources: Sources,
-    target: Target,
+    opened: target::Opened,
     options: &ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
+    let target::Opened { target, files } = opened;
+    let named = Named::of(&target, files.as_ref());
     // It stays open, and locked, when the device is closed.
     let file = match arguments.no_create {
         true => None,
@@ -263,6 +258,7 @@ fn convert(
     let outcome = ended(result, state)?;
     let why = sources.unchanged.check();
     why.map_err(|why| Failure::new(format!("{why}; {}", state())))?;
+    named.check()?;
     Ok(outcome)
 }
 

@@ -14,6 +14,7 @@ use super::{Arguments, ended, target};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
+use crate::named::Named;
 use crate::printed::Shown;
 use crate::progress::{Progress, incomplete};
 use crate::streams::{self, Input};
@@ -180,6 +181,7 @@ pub fn convert(
     let size = stream.size();
     progress.job(size.unwrap_or(0));
     let spill = spill(arguments)?;
+    let mut named = None;
     let (target, begun) = match output {
         Some(output) => {
             let (sink, begun) = output.begin(arguments, &backing)?;
@@ -187,8 +189,9 @@ pub fn convert(
         }
         None => {
             let content = target::Content::stream(size, &backing);
-            let target = target::open(queue, arguments, name, &content, &mut options)?;
-            (Ok(target.target), Begun::Pipe)
+            let opened = target::open(queue, arguments, name, &content, &mut options)?;
+            named = Some(Named::of(&opened.target, opened.files.as_ref()));
+            (Ok(opened.target), Begun::Pipe)
         }
     };
     let target = target.map_err(|e| Failure::new(e.to_string()))?;
@@ -210,10 +213,12 @@ pub fn convert(
             ConvertEvent::Unreadable { .. } => std::ops::ControlFlow::Continue(()),
         },
     );
-    ended(result, || match &file {
+    let outcome = ended(result, || match &file {
         Some(file) => incomplete(queue, name, Some(&**file)),
         None => begun.give_up(name),
-    })
+    })?;
+    named.map_or(Ok(()), |named| named.check())?;
+    Ok(outcome)
 }
 
 /// Where a stream is held, with `--spill`.

@@ -19,6 +19,7 @@ use super::verdict::{Cause, Record, Trouble};
 use super::{Bounds, Digests, Wanted, Watch};
 use crate::commands::convert::{self, stream, target};
 use crate::failure::Failure;
+use crate::named::Named;
 use crate::new_image::NewFiles;
 use crate::printed::Shown;
 use crate::progress::Progress;
@@ -388,7 +389,10 @@ impl Job {
         files: Option<NewFiles>,
         result: Result<(), Trouble>,
     ) -> Result<(), Trouble> {
-        result.map_err(|trouble| self.give_up(queue, files, trouble))
+        let files_of = files.as_ref().map(NewFiles::storages);
+        let named = Named::from(files_of.unwrap_or_default());
+        result.map_err(|trouble| self.give_up(queue, files, trouble))?;
+        named.check().map_err(|why| failed(Cause::Target, why))
     }
 
     /// Clears the files of the target after `trouble`, and says what made it fail.
