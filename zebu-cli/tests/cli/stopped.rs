@@ -504,3 +504,40 @@ fn sources_are_refused_as_targets() {
     assert!(before == content(), "a source was changed");
     assert!(!lab.path("new").exists());
 }
+
+/// Without its name what was written is lost, and another program's file has it.
+#[test]
+fn a_target_that_loses_its_name_is_an_error() {
+    if testing_qemu() {
+        return;
+    }
+    let lab = Lab::new();
+    fs::write(lab.path("source"), vec![7; 8 << 20]).unwrap();
+    for (format, replaced) in [
+        ("raw", false),
+        ("raw", true),
+        ("qcow2", true),
+        ("vmdk", false),
+    ] {
+        let args = [
+            "convert", "-f", "raw", "-O", format, "-r", "4M", "source", "target",
+        ];
+        let child = start(&lab, &args);
+        wait_for(&lab, "target", 1);
+        match replaced {
+            true => {
+                fs::write(lab.path("other"), "another's").unwrap();
+                fs::rename(lab.path("other"), lab.path("target")).unwrap();
+            }
+            false => fs::remove_file(lab.path("target")).unwrap(),
+        }
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{format}: {text}");
+        assert!(text.contains("'target' was removed or replaced"), "{text}");
+        let left = fs::read(lab.path("target")).ok();
+        assert_eq!(left.is_some(), replaced, "{format}");
+        assert!(left.is_none_or(|left| left == b"another's"), "{format}");
+        let _ = fs::remove_file(lab.path("target"));
+    }
+}
