@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -205,7 +206,16 @@ impl Set {
     /// The disk, of which the formats that are not given are to be those of its last point.
     fn as_before(&self, disk: &Disk) -> Disk {
         let mut disk = disk.clone();
-        if let Some((_, entry)) = self.manifest().latest(&disk.name) {
+        let of_name = self.manifest().latest(&disk.name).map(|(_, entry)| entry);
+        let source = source_sha256(&disk.source);
+        let is_same = |entry: &&Entry| source.is_some() && entry.source_sha256 == source;
+        let points = self.manifest().points.iter().rev();
+        // A guest that has made its raw disk look like another image gains nothing by a new name.
+        let before = of_name
+            .filter(is_same)
+            .or_else(|| points.flat_map(|p| p.disks.values()).find(is_same))
+            .or(of_name);
+        if let Some(entry) = before {
             disk.options.formats_before = entry.formats();
         }
         disk
@@ -253,16 +263,26 @@ impl Set {
             }
         }
         if disk.options.formats_before.is_empty() {
-            let guessed = |layer: &&Layer| layer.spec.is_guessed() && layer.format() == Format::RAW;
+            let guessed = |layer: &&Layer| layer.spec.is_guessed();
             for layer in device.layers().iter().filter(guessed) {
                 let file = files::shown(layer.file().path());
-                let how = match std::ptr::eq(layer, device.top()) {
-                    true => "give -f raw".to_owned(),
-                    false => format!("say it: zebu rebase -u -b {file} -F raw"),
+                let (format, is_top) = (layer.format().name(), std::ptr::eq(layer, device.top()));
+                let names_others = layer.backing().is_some() || layer.storages().len() > 1;
+                let (and, how) = match (layer.format() == Format::RAW, is_top) {
+                    (true, true) => ("", "give -f raw".to_owned()),
+                    (_, false) if names_others || layer.format() == Format::RAW => {
+                        ("", format!("say it: zebu rebase -u -b {file} -F {format}"))
+                    }
+                    // A guest can write such an image to its raw disk, to read files of the host.
+                    (false, true) if names_others => (
+                        ", and it names other files",
+                        format!("give -f {format}, or -f raw if that is the disk of a guest"),
+                    ),
+                    _ => continue,
                 };
                 self.note(
                     name,
-                    &format!("the format of {file} was guessed: raw ({how})"),
+                    &format!("the format of {file} was guessed: {format}{and} ({how})"),
                 );
             }
         }
@@ -354,6 +374,7 @@ impl Set {
         let formats = source.layers().iter().map(|layer| layer.format());
         let formats = formats.map(|format| format.name().to_owned()).collect();
         let (size, chain_sha256) = (source.size(), chain_sha256(&source));
+        let chain_files_sha256 = Some(chain_files_sha256(&source));
         if let Some(changed) = changed.as_ref().filter(|changed| changed.size() != size) {
             return refuse(format!(
                 "{name}: the size changed from {} to {size} while it was backed up",
@@ -408,6 +429,8 @@ impl Set {
             bitmap: None,
             formats,
             chain_sha256: Some(chain_sha256),
+            chain_files_sha256,
+            source_sha256: source_sha256(&disk.source),
         })
     }
 
@@ -425,8 +448,12 @@ impl Set {
         }
         let device = self.open_disk(queue, disk, held)?;
         let is_as_before = |chain: &String| *chain == chain_sha256(&device);
+        let are_as_before = |files: &String| *files == chain_files_sha256(&device);
         if !before.chain_sha256.as_ref().is_none_or(is_as_before) {
             let why = "compared with its last backup: it has another backing file or data file";
+            self.note(&disk.name, why);
+        } else if !before.chain_files_sha256.as_ref().is_none_or(are_as_before) {
+            let why = "compared with its last backup: a backing file or data file was changed or replaced";
             self.note(&disk.name, why);
         } else if let Some(bitmap) = &before.bitmap {
             match queue.block_on(recorded(queue, &device, bitmap)) {
@@ -539,7 +566,11 @@ impl Held {
 
     /// Refuses what was read if the disk was changed meanwhile.
     fn check(&self, disk: &Disk) -> Result<()> {
-        let checked = self.unchanged.get().map_or(Ok(()), Unchanged::check);
+        let Some(unchanged) = self.unchanged.get() else {
+            return Ok(());
+        };
+        // The bitmap for the next point is in what was opened, and knows of no file that took its place.
+        let checked = unchanged.check().and_then(|()| unchanged.check_names());
         checked.map_err(|why| changed(disk, why.to_string()))
     }
 }
@@ -586,6 +617,52 @@ fn chain_sha256(device: &Device) -> String {
         }
     }
     files::hex(&hash.0.finalize())
+}
+
+/// [`Entry::chain_files_sha256`] of a disk.
+fn chain_files_sha256(device: &Device) -> String {
+    let mut hash = Words::default();
+    // The bitmap is in the file of the disk.
+    let own = device.top().file().path().to_owned();
+    for layer in device.all_layers() {
+        let is_top = std::ptr::eq(layer, device.top());
+        for file in layer.storages().iter().filter(|file| !file.is_remote()) {
+            let found = fs::metadata(file.path());
+            let Some(found) = found.ok().filter(|found| found.is_file()) else {
+                continue;
+            };
+            if file.path() == own {
+                continue;
+            }
+            // A number is used again when its file is gone.
+            let born = found.created().ok();
+            let born = born.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let born = born.unwrap_or_default().as_nanos() as u64;
+            for number in [found.dev(), found.ino(), born] {
+                hash.add(&number.to_le_bytes());
+            }
+            // What is written to the disk is written to its data file, and the bitmap knows that.
+            if !is_top {
+                hash.add(&found.len().to_le_bytes());
+                hash.add(&found.mtime().to_le_bytes());
+                hash.add(&found.mtime_nsec().to_le_bytes());
+            }
+        }
+    }
+    files::hex(&hash.0.finalize())
+}
+
+/// [`Entry::source_sha256`]; none of a source without a place.
+fn source_sha256(source: &Source) -> Option<String> {
+    let file = source.resolve(None, None).ok()?.file;
+    let path = &file.bottom().path;
+    if path.as_os_str().is_empty() {
+        return None;
+    }
+    let real = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let mut hash = Words::default();
+    hash.add(real.as_os_str().as_bytes());
+    Some(files::hex(&hash.0.finalize()))
 }
 
 /// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is

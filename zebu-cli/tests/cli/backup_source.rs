@@ -2,9 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
 
 use super::backup::{points, refused, restored};
-use crate::common::{Lab, Rng, env_number};
+use super::source_changes::is_stopped;
+use crate::common::{Lab, Rng, env_number, program};
 
 /// Writes the header of a qcow2 image over a secret file to the start of `file`, as a guest can.
 fn make_header(lab: &Lab, file: &str) {
@@ -266,4 +269,196 @@ fn verify_blames_no_set_that_changes() {
     lock.lock().unwrap();
     let answer = lab.zebu(&["backup", "verify", "set"]);
     refused(&answer, "verify it again");
+}
+
+/// A second name gives a guest no second guess.
+#[test]
+fn the_format_of_a_disk_is_known_under_any_name() {
+    let lab = Lab::new();
+    raw_disk(&lab, "disk");
+    lab.zebu(&DISK).ok("the first");
+    make_header(&lab, "disk");
+    symlink("disk", lab.path("link")).unwrap();
+    let before = fs::read(lab.path("disk")).unwrap();
+    for args in [&["disk", "--name", "new"][..], &["link"]] {
+        let answer = lab.zebu(&[&["backup", "--to", "set"], args].concat());
+        refused(
+            &answer,
+            "was 'raw' before and by its content is 'qcow2' now",
+        );
+    }
+    assert_eq!(points(&lab), [1]);
+    assert!(fs::read(lab.path("disk")).unwrap() == before);
+    // A name that has another disk's format does not help either.
+    lab.zebu(&["create", "-q", "-f", "qcow2", "image", "1M"])
+        .ok("create");
+    lab.zebu(&["backup", "image", "--to", "set"]).ok("an image");
+    let answer = lab.zebu(&["backup", "disk", "--name", "image", "--to", "set"]);
+    refused(
+        &answer,
+        "was 'raw' before and by its content is 'qcow2' now",
+    );
+    assert!(fs::read(lab.path("disk")).unwrap() == before);
+    lab.zebu(&["backup", "-f", "raw", "link", "--to", "set"])
+        .ok("what is said is done");
+    assert!(fs::read(lab.path("disk")).unwrap() == before);
+}
+
+#[test]
+fn a_guess_that_reads_other_files_is_said() {
+    let lab = Lab::new();
+    raw_disk(&lab, "base");
+    let over = [
+        "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "disk",
+    ];
+    lab.zebu(&over).ok("create");
+    let first = lab.zebu(&DISK).ok("the first");
+    let said =
+        "disk: the format of disk was guessed: qcow2, and it names other files (give -f qcow2";
+    assert!(first.err.contains(said), "{first:?}");
+    assert_eq!(lab.zebu(&DISK).err, "");
+    let given = lab.zebu(&["backup", "-f", "qcow2", "disk", "--to", "new"]);
+    assert_eq!(given.ok("given").err, "");
+}
+
+/// Makes a source of the files in `src`, of which one is replaced.
+struct Replaced {
+    name: &'static str,
+    make: &'static str,
+    replace: &'static str,
+}
+
+/// Of all sources `src/disk` is the disk, `a` and `b` are raw disks.
+const REPLACED: [Replaced; 6] = [
+    Replaced {
+        name: "backing file",
+        make: "mv a src/base; $Z create -q -f qcow2 -b base -F raw src/disk",
+        replace: "mv b src/base",
+    },
+    Replaced {
+        name: "data file",
+        make: "$Z convert -f raw -O qcow2 -o data_file=src/data,data_file_raw=on a src/disk",
+        replace: "mv b src/data",
+    },
+    Replaced {
+        name: "raw disk",
+        make: "mv a src/disk",
+        replace: "mv b src/disk",
+    },
+    Replaced {
+        name: "raw disk that is gone",
+        make: "mv a src/disk",
+        replace: "rm src/disk",
+    },
+    Replaced {
+        name: "link",
+        make: "ln -s ../a src/disk",
+        replace: "ln -sfn ../b src/disk",
+    },
+    Replaced {
+        name: "link to a backing file",
+        make: "ln -s ../a src/base; $Z create -q -f qcow2 -b base -F raw src/disk",
+        replace: "ln -sfn ../b src/base",
+    },
+];
+
+impl Replaced {
+    fn lab(&self) -> Lab {
+        let lab = Lab::new();
+        fs::create_dir(lab.path("src")).unwrap();
+        for name in ["a", "b"] {
+            fs::write(lab.path(name), name.repeat(6 << 20)).unwrap();
+        }
+        self.shell(&lab, self.make);
+        lab
+    }
+
+    fn shell(&self, lab: &Lab, script: &str) {
+        let script = script.replace("$Z", program().to_str().unwrap());
+        lab.shell(&format!("set -e; {script}")).ok(self.name);
+    }
+
+    /// The next backup is what is there now.
+    fn assert_next(&self, lab: &Lab, point: u64) {
+        if !lab.path("src/disk").exists() {
+            return;
+        }
+        lab.zebu(&["backup", "src/disk", "--to", "set"])
+            .ok(self.name);
+        lab.zebu(&["convert", "-O", "raw", "src/disk", "now"])
+            .ok(self.name);
+        let now = fs::read(lab.path("now")).unwrap();
+        assert!(restored(lab, point) == now, "{}: another disk", self.name);
+    }
+
+    fn during_a_backup(&self) {
+        let lab = self.lab();
+        let mut child = Command::new(program())
+            .args("backup -q -r 3M src/disk --to set".split(' '))
+            .current_dir(lab.path(""))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(lab.path("stderr")).unwrap())
+            .spawn()
+            .expect("the program under test");
+        // The source is open as soon as there is a target.
+        let part = lab.path("set/disk.1.qcow2.part");
+        while !part.exists() {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "{}: {ended:?}", self.name);
+            std::thread::yield_now();
+        }
+        let stopped = is_stopped(&child);
+        self.shell(&lab, self.replace);
+        // SAFETY: the child was not waited for, so the id is its own.
+        unsafe { libc::kill(child.id() as i32, libc::SIGCONT) };
+        let status = child.wait().unwrap();
+        let kept = match stopped {
+            // It was too quick to be caught.
+            false => 1,
+            true => {
+                let err = fs::read_to_string(lab.path("stderr")).unwrap();
+                let said = "was removed or replaced while it was read";
+                assert!(err.contains(said), "{}: {status} {err}", self.name);
+                assert_eq!(status.code(), Some(1), "{}", self.name);
+                0
+            }
+        };
+        assert_eq!(points(&lab).len(), kept, "{}", self.name);
+        self.assert_next(&lab, points(&lab).last().unwrap_or(&0) + 1);
+    }
+
+    fn between_backups(&self) {
+        let lab = self.lab();
+        lab.zebu(&["backup", "src/disk", "--to", "set"])
+            .ok(self.name);
+        self.shell(&lab, self.replace);
+        self.assert_next(&lab, 2);
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_during_a_backup_fails_it() {
+    std::thread::scope(|scope| {
+        for case in &REPLACED {
+            scope.spawn(|| case.during_a_backup());
+        }
+    });
+}
+
+#[test]
+fn a_file_that_is_replaced_between_backups_is_noticed() {
+    for case in &REPLACED {
+        case.between_backups();
+    }
+    // Written in place, which no bitmap of the image above has.
+    let case = &REPLACED[0];
+    let lab = case.lab();
+    lab.zebu(&["backup", "src/disk", "--to", "set"])
+        .ok("the first");
+    case.shell(
+        &lab,
+        "dd if=b of=src/base bs=64k count=1 conv=notrunc status=none",
+    );
+    case.assert_next(&lab, 2);
 }

@@ -293,7 +293,7 @@ fn run(
 }
 
 /// Stops a child; false if it has ended before.
-fn is_stopped(child: &Child) -> bool {
+pub(super) fn is_stopped(child: &Child) -> bool {
     let id = child.id() as i32;
     // SAFETY: plain system calls on memory that is there.
     unsafe {

@@ -3,7 +3,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+use std::sync::Arc;
+
 use crate::block::{Device, Layer, Stamped};
+use crate::storage::{HostFile, Storage};
 use crate::{Error, Result, printable};
 
 /// The files that a job reads, with those of all backing files, as they were before anything was read
@@ -15,20 +18,27 @@ use crate::{Error, Result, printable};
 /// Block devices, exports and objects on servers have no time of change that could be compared;
 /// objects are compared with each answer of their server.
 #[derive(Debug)]
-pub struct Unchanged(Vec<Stamped>);
+pub struct Unchanged {
+    stamped: Vec<Stamped>,
+    /// Files and block devices of this machine.
+    named: Vec<Arc<dyn Storage>>,
+}
 
 impl Unchanged {
     /// The files of devices that are not written, except what was opened although others may write to
     /// it (`force_share`).
     pub fn of(devices: &[Device]) -> Unchanged {
-        let layers = devices.iter().flat_map(Device::all_layers);
-        Unchanged(layers.flat_map(files).collect())
+        let layers = || devices.iter().flat_map(Device::all_layers);
+        Unchanged {
+            stamped: layers().flat_map(files).collect(),
+            named: layers().flat_map(named).collect(),
+        }
     }
 
     /// Whether another device reads the same files, in the same state.
     pub fn is_of(&self, device: &Device) -> bool {
         let stamps = device.all_layers().flat_map(files).map(|(_, stamp)| stamp);
-        stamps.eq(self.0.iter().map(|(_, stamp)| *stamp))
+        stamps.eq(self.stamped.iter().map(|(_, stamp)| *stamp))
     }
 
     /// Refuses what was read if one of the files was changed. Blocks.
@@ -38,17 +48,48 @@ impl Unchanged {
     pub fn check(&self) -> Result<()> {
         let is_as_before =
             |(file, before): &Stamped| matches!(file.stamp(), Some(Ok(now)) if now == *before);
-        match self.0.iter().find(|file| !is_as_before(file)) {
+        match self.stamped.iter().find(|file| !is_as_before(file)) {
             None => Ok(()),
-            Some((file, _)) => {
-                let name: &OsStr = file.path().as_os_str();
-                Err(Error::Refused(format!(
-                    "'{}' was changed while it was read",
-                    printable(name.as_bytes())
-                )))
-            }
+            Some((file, _)) => refuse(&**file, "was changed while it was read"),
         }
     }
+
+    /// Refuses what was read if the name of one of the files leads to another one by now, or to none. What
+    /// was read is one state of the disk nevertheless, but not the one that is found there next. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with the name of the file.
+    pub fn check_names(&self) -> Result<()> {
+        let is_gone = |file: &&Arc<dyn Storage>| {
+            host_file(&***file).is_some_and(|file| !file.is_at_its_path())
+        };
+        match self.named.iter().find(is_gone) {
+            None => Ok(()),
+            Some(file) => refuse(&**file, "was removed or replaced while it was read"),
+        }
+    }
+}
+
+fn refuse(file: &dyn Storage, what: &str) -> Result<()> {
+    let name: &OsStr = file.path().as_os_str();
+    let name = printable(name.as_bytes());
+    Err(Error::Refused(format!("'{name}' {what}")))
+}
+
+/// The file or device of this machine that a storage is, or is a view of.
+fn host_file(file: &dyn Storage) -> Option<&HostFile> {
+    file.host_file()
+        .or_else(|| file.below().and_then(host_file))
+}
+
+/// The files of a layer that other names of this machine could take the place of.
+fn named(layer: &Layer) -> Vec<Arc<dyn Storage>> {
+    if layer.is_shared {
+        return Vec::new();
+    }
+    let noted = layer.stamps.iter().map(|(file, _)| file.clone());
+    let files = noted.chain(layer.storages());
+    files.filter(|file| host_file(&**file).is_some()).collect()
 }
 
 /// The files of a layer that have a stamp: as it was noted when they were opened, or that of now.
