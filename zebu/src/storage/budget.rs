@@ -33,7 +33,7 @@ use crate::lock;
 /// Bytes that requests may take, shared by all its clones: see
 /// [`QueueOptions::memory`](super::QueueOptions::memory).
 ///
-/// Bytes are given in the order in which they are asked for. Whoever asks for more than there are
+/// Bytes are given in the order in which they are asked for. A request for more than there are
 /// gets them when nothing else is reserved.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<Shared>);
