@@ -58,6 +58,34 @@ def built(message):
 TESTS = set()
 
 
+def descendants(session):
+    """The processes of a session: what each is, its state, and the names of its threads, which in a
+    test binary begin as the tests do."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getsid(int(pid)) != session:
+                continue
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode(errors="replace")
+            threads = []
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/comm") as comm, open(f"/proc/{pid}/task/{task}/wchan") as wchan:
+                    threads.append(f"{comm.read().strip()} ({wchan.read()})")
+            yield f"{pid}: {command}: {', '.join(threads)}"
+        except OSError:
+            pass
+
+
+def unfinished(output):
+    """The tests that libtest has said to take long, and has not said to have ended."""
+    lines = output.decode(errors="replace").splitlines()
+    ended = {line.split(" ... ")[0] for line in lines if " ... " in line}
+    for line in lines:
+        name, long, _ = line.partition(" has been running for over")
+        if long and name not in ended:
+            yield name
+
+
 def end_all():
     """Kills what runs, with what it has started."""
     for test in list(TESTS):
@@ -76,9 +104,11 @@ def run(binary):
     try:
         output, _ = test.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
+        processes = list(descendants(test.pid))
         os.killpg(test.pid, signal.SIGKILL)
         output, _ = test.communicate()
-        output += b"killed: more than %d s\n" % LIMIT
+        why = [f"killed: more than {LIMIT} s", *unfinished(output), *processes]
+        output += ("\n".join(why) + "\n").encode()
     TESTS.remove(test)
     return name, test.returncode, output, time.monotonic() - start
 
