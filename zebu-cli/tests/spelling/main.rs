@@ -1,7 +1,7 @@
 //! How a container is spelt. Whatever the order, blanks, encoding, names and copies in which the same
 //! disk is described: the disk is right, or the command refuses it by the name of its format. It is
-//! never a raw disk with status 0, for `convert`, `info`, strict mode, `import` and as a backing file
-//! whose format is guessed.
+//! never a raw disk with status 0, for `convert`, `info`, strict mode, `import`, from a stream without a
+//! name, and as a backing file whose format is guessed.
 //!
 //! `ZEBU_SPELLINGS` is the number of spellings of each container, `ZEBU_SPELLING_SEED` the first seed.
 
@@ -32,6 +32,7 @@ fn for_each_spelling(what: &str, test: impl Fn(&Lab, &mut Rng) -> String) {
 }
 
 /// A container in a lab.
+#[derive(Clone, Copy)]
 struct Container<'a> {
     lab: &'a Lab,
     /// Its file.
@@ -50,6 +51,13 @@ impl Container<'_> {
     /// Fails unless each command gives the disk, or refuses the container by its name.
     #[track_caller]
     fn judge(&self) {
+        self.judge_by_name();
+        self.judge_streams();
+    }
+
+    /// As [`Container::judge`], of the container by the name of its file.
+    #[track_caller]
+    fn judge_by_name(&self) {
         let Container { lab, name, .. } = *self;
         self.gives("convert", &["convert", "-O", "raw", name, "out"], 1, false);
         self.gives(
@@ -73,6 +81,29 @@ impl Container<'_> {
         self.is_guessed_behind_an_overlay();
     }
 
+    /// As [`Container::judge`], of a stream, which has no name: a file as standard input, and a pipe.
+    #[track_caller]
+    fn judge_streams(&self) {
+        let name = self.name;
+        for (what, line, status) in [
+            ("import <", format!("$0 import --spill . - out < {name}"), 2),
+            (
+                "import |",
+                format!("cat {name} | $0 import --spill . - out"),
+                2,
+            ),
+            (
+                "convert |",
+                format!("cat {name} | $0 convert --spill . - out"),
+                1,
+            ),
+        ] {
+            let _ = fs::remove_file(self.lab.path("out"));
+            let answer = self.lab.shell(&line);
+            self.is_given(&answer, what, status, self.has_files);
+        }
+    }
+
     #[track_caller]
     fn is_refused(&self, answer: &common::Answer, what: &str) {
         answer.orderly(what);
@@ -84,16 +115,20 @@ impl Container<'_> {
     fn gives(&self, what: &str, args: &[&str], status: i32, may_be_strict: bool) {
         let out = self.lab.path("out");
         let _ = fs::remove_file(&out);
-        let answer = self.lab.zebu(args);
+        self.is_given(&self.lab.zebu(args), what, status, may_be_strict);
+    }
+
+    #[track_caller]
+    fn is_given(&self, answer: &common::Answer, what: &str, status: i32, may_be_strict: bool) {
         if answer.status != 0 {
             let is_strict = may_be_strict && answer.err.contains("which it may not open");
             if !is_strict {
-                self.is_refused(&answer, what);
+                self.is_refused(answer, what);
             }
             assert_eq!(answer.status, status, "{what}: {}: {answer:#?}", self.spelt);
             return;
         }
-        let found = fs::read(&out).unwrap();
+        let found = fs::read(self.lab.path("out")).unwrap();
         assert!(
             found == self.disk,
             "{what}: {} bytes that are not the disk's: {}",

@@ -38,40 +38,35 @@ fn copies_of_vhd_footers() {
         }
         fs::write(lab.path(name), bytes).unwrap();
         let spelt = format!("{kind} {name} damaged {damaged} at {at}");
-        Container {
+        let container = Container {
             lab,
             name,
             disk: &disk,
             refused_as: &["VHD"],
             has_files: false,
             spelt: &spelt,
+        };
+        container.judge_streams();
+        // Its name tells what a fixed one is, and the start what another is.
+        let is_told = match kind {
+            "fixed" => name != "x.img",
+            _ => damaged != "start",
+        };
+        let refused_as = if is_told {
+            &[][..]
+        } else {
+            container.refused_as
+        };
+        Container {
+            refused_as,
+            ..container
         }
-        .judge_import_as(&["--spill", "."]);
+        .judge_by_name();
         let given = ["convert", "-f", "vpc", "-O", "raw", name, "given"];
         lab.zebu(&given).ok(&spelt);
         assert!(fs::read(lab.path("given")).unwrap() == disk, "{spelt}");
         spelt
     });
-}
-
-impl Container<'_> {
-    /// As [`Container::judge`], and from a stream, which has no name.
-    #[track_caller]
-    fn judge_import_as(&self, options: &[&str]) {
-        self.judge();
-        let name = self.name;
-        let stream = format!("$0 import {} - out < {name}", options.join(" "));
-        let _ = fs::remove_file(self.lab.path("out"));
-        let answer = self.lab.shell(&stream);
-        match answer.status {
-            0 => assert!(
-                fs::read(self.lab.path("out")).unwrap() == self.disk,
-                "a stream: {}",
-                self.spelt
-            ),
-            _ => self.is_refused(&answer, "a stream"),
-        }
-    }
 }
 
 #[test]
@@ -98,7 +93,7 @@ fn extra_bytes_of_vdi_blocks() {
             has_files: false,
             spelt: &spelt,
         }
-        .judge_import_as(&["--spill", "."]);
+        .judge();
         spelt
     });
 }
@@ -117,7 +112,7 @@ fn names_of_dmg() {
             has_files: false,
             spelt: name,
         }
-        .judge_import_as(&["--spill", "."]);
+        .judge();
         name.to_owned()
     });
 }
@@ -134,6 +129,26 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
     (0, b"\x28\xb5\x2f\xfd", "zstd"),
     (0, b"BZh91AY&SY", "bzip2"),
     (0, b"\x04\x22\x4d\x18", "lz4"),
+    (0, b"\x02\x21\x4c\x18", "lz4"),
+    (0, b"\x50\x2a\x4d\x18\x04\0\0\0", "zstd"),
+    (0, b"\x5f\x2a\x4d\x18\x04\0\0\0", "zstd"),
+    (0, b"\x1f\x9d\x90", "compress"),
+    (0, b"LZIP\x01", "lzip"),
+    (0, b"\x89LZO\0\r\n\x1a\n", "lzop"),
+    (0, b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff", "lzma"),
+    (0, b"xar!", "xar"),
+    (0, b"VMA\0", "VMA"),
+    (
+        0,
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "Git LFS",
+    ),
+    (0, b"WLPWM\0\0\0", "WIM"),
+    (
+        0,
+        b"# made by a program\n# Disk DescriptorFile\nkind=1\n",
+        "VMDK",
+    ),
     (0, b"7z\xbc\xaf\x27\x1c", "7z"),
     (0, b"PK\x03\x04", "zip"),
     (0, b"Rar!\x1a\x07", "rar"),
@@ -161,6 +176,115 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
     ),
     (257, b"ustar", "tar archive"),
 ];
+
+/// Where a file has what tells its format though its start is damaged.
+enum Rest {
+    /// The second header of LUKS2, which has its own offset.
+    SecondHeader(u64),
+    /// The headers and the region tables of a VHDX.
+    Vhdx,
+    /// A footer of a VHD of this kind, with a sum that is right or not, and so many bytes behind it.
+    Footer(u32, bool, usize),
+    /// The trailer of a DMG, with so many bytes behind it.
+    Trailer(usize),
+}
+
+/// Puts it into a disk, and returns a word of the message.
+fn put(rest: &Rest, bytes: &mut Vec<u8>) -> &'static str {
+    match rest {
+        Rest::SecondHeader(at) => {
+            let header = &mut bytes[*at as usize..];
+            header[..8].copy_from_slice(b"SKUL\xba\xbe\0\x02");
+            header[256..264].copy_from_slice(&at.to_be_bytes());
+            "LUKS"
+        }
+        Rest::Vhdx => {
+            for (at, what) in [
+                (0x1_0000, b"head"),
+                (0x2_0000, b"head"),
+                (0x3_0000, b"regi"),
+                (0x4_0000, b"regi"),
+            ] {
+                bytes[at..at + 4].copy_from_slice(what);
+            }
+            "VHDX"
+        }
+        Rest::Footer(kind, is_right, behind) => {
+            let mut footer = vec![0; 512];
+            footer[..8].copy_from_slice(b"conectix");
+            footer[60..64].copy_from_slice(&kind.to_be_bytes());
+            set_checksum(&mut footer, 64);
+            footer[100] = u8::from(!is_right);
+            bytes.extend(footer);
+            bytes.resize(bytes.len() + behind, 0);
+            "VHD"
+        }
+        Rest::Trailer(behind) => {
+            let mut trailer = vec![0; 512];
+            trailer[..12].copy_from_slice(b"koly\0\0\0\x04\0\0\x02\0");
+            bytes.extend(trailer);
+            bytes.resize(bytes.len() + behind, 0);
+            "DMG"
+        }
+    }
+}
+
+#[test]
+fn containers_with_a_damaged_start_are_no_raw_disks() {
+    for_each_spelling("damaged starts", |lab, random| {
+        let rest = match random.below(5) {
+            0 => Rest::SecondHeader(0x4000 << random.below(9)),
+            1 => Rest::Vhdx,
+            2 => Rest::Footer(2 + random.below(3) as u32, true, 0),
+            3 => Rest::Footer(
+                2 + random.below(3) as u32,
+                false,
+                [0, 511, 512][random.below(3) as usize],
+            ),
+            _ => Rest::Trailer(random.below(512) as usize),
+        };
+        let sectors = 8300 + random.below(1000);
+        let mut bytes = vec![0; sectors as usize * 512];
+        // Nothing that another format begins with.
+        let start = content(random, 1);
+        bytes[..512].copy_from_slice(&start);
+        bytes[510..512].fill(0);
+        let word = put(&rest, &mut bytes);
+        fs::write(lab.path("x"), &bytes).unwrap();
+        let spelt = match rest {
+            Rest::SecondHeader(at) => format!("LUKS2 with its second header at {at}"),
+            Rest::Vhdx => "VHDX".to_owned(),
+            Rest::Footer(kind, is_right, behind) => {
+                format!("VHD of kind {kind}, right: {is_right}, and {behind} bytes")
+            }
+            Rest::Trailer(behind) => format!("DMG and {behind} bytes"),
+        };
+        Container {
+            lab,
+            name: "x",
+            disk: b"",
+            refused_as: &[word],
+            has_files: false,
+            spelt: &spelt,
+        }
+        .judge();
+        // A disk with partitions may have had such a volume inside before; its end is its own.
+        if matches!(rest, Rest::SecondHeader(_) | Rest::Vhdx) {
+            bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+            fs::write(lab.path("x"), &bytes).unwrap();
+            Container {
+                lab,
+                name: "x",
+                disk: &bytes,
+                refused_as: &[],
+                has_files: false,
+                spelt: &spelt,
+            }
+            .judge_streams();
+        }
+        spelt
+    });
+}
 
 #[test]
 fn other_formats_are_no_raw_disks() {
