@@ -6,7 +6,8 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -331,6 +332,140 @@ fn an_export_has_many_names() {
     let convert = ["convert", "-n", "-f", "raw", "-O", "raw", &names[0], &other];
     lab.zebu(&convert).ok("a copy of it");
     assert!(fs::read(lab.path("b.raw")).unwrap() == random);
+}
+
+/// Runs a command that reads `from` and writes `to`, of the kind `nth`.
+fn copy(lab: &Lab, nth: u64, from: &str, to: &str) -> Answer {
+    let line = match nth {
+        0 => format!("convert -n -f raw -O raw {from} {to}"),
+        1 => format!("convert -f raw -O qcow2 {from} {to}"),
+        2 => format!("dd -f raw -O raw if={from} of={to}"),
+        3 => format!("create -q -f qcow2 -b {from} -F raw {to}"),
+        _ => format!("convert -n --target-is-zero -f raw -O raw {from} {to}"),
+    };
+    lab.zebu(&line.split(' ').collect::<Vec<_>>())
+}
+
+#[test]
+fn block_devices_over_the_same_bytes_are_one() {
+    const BLOCK: u64 = 1 << 20;
+    let lab = Lab::new();
+    let mut rng = Rng::new(env_number("ZEBU_SEED").unwrap_or(39));
+    let random: Vec<u8> = (0..12 * BLOCK).map(|_| rng.next() as u8).collect();
+    let file = lab.path("disk");
+    for step in 0..env_number("ZEBU_WRITTEN_NAMES").unwrap_or(60) / 3 {
+        fs::write(&file, &random).unwrap();
+        let mut range = || {
+            let start = rng.below(9);
+            start * BLOCK..(start + 1 + rng.below(3)) * BLOCK
+        };
+        let (one, other) = (range(), range());
+        let (Some(from), Some(mut to)) =
+            (Loop::at(&file, one.clone()), Loop::at(&file, other.clone()))
+        else {
+            println!("skipped: no loop devices");
+            return;
+        };
+        let mut target = other.clone();
+        // A device over a part of the device.
+        if rng.one_in(3) {
+            let Some(inner) = Loop::at(Path::new(&to.0), BLOCK / 2..BLOCK) else {
+                return;
+            };
+            // It stays until the one above is gone.
+            drop(to);
+            to = inner;
+            target = other.start + BLOCK / 2..other.start + BLOCK;
+        }
+        let kind = rng.below(5);
+        let what = format!("step {step}: {one:?} to {target:?}, kind {kind}");
+        let answer = copy(&lab, kind, &from.0, &to.0);
+        let overlap = one.start < target.end && target.start < one.end;
+        match overlap {
+            true => assert!(
+                answer.status == 1 && answer.err.contains(" this file"),
+                "{what}: {answer:#?}"
+            ),
+            // The target may be too short.
+            false => assert!(!answer.err.contains(" this file"), "{what}: {answer:#?}"),
+        }
+        drop((from, to));
+        let (now, target) = (
+            fs::read(&file).unwrap(),
+            target.start as usize..target.end as usize,
+        );
+        if overlap {
+            assert!(now == random, "{what}: the file has changed");
+        }
+        let outside = |bytes: &[u8]| [&bytes[..target.start], &bytes[target.end..]].concat();
+        assert!(
+            outside(&now) == outside(&random),
+            "{what}: bytes outside have changed"
+        );
+    }
+}
+
+/// What keeps bytes of its target is refused where the target may be the source: no byte is changed to
+/// find out.
+#[test]
+fn what_stays_is_not_probed() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    const SIZE: usize = 4 << 20;
+    let lab = Lab::new();
+    let run = |line: &str| lab.zebu(&line.split(' ').collect::<Vec<_>>());
+    // The same at the start, in the middle and at the end; the byte that a probe changes differs.
+    let mut bytes = vec![1; SIZE];
+    fs::write(lab.path("a.raw"), &bytes).unwrap();
+    bytes[SIZE / 4..SIZE / 4 + 4096].fill(7);
+    fs::write(lab.path("b.raw"), &bytes).unwrap();
+    // Images with their tables at the start, and nothing at the other places.
+    run("create -q -f qcow2 x.q 4M").ok("an image");
+    fs::OpenOptions::new()
+        .write(true)
+        .open(lab.path("x.q"))
+        .unwrap()
+        .set_len(SIZE as u64)
+        .unwrap();
+    fs::copy(lab.path("x.q"), lab.path("y.q")).unwrap();
+    lab.patch("y.q", SIZE as u64 / 4, &[7; 512]);
+    let serve = |name: &str| {
+        let (server, port) = tcp(&lab, "127.0.0.1", &["-f", "raw", name]);
+        (server, format!("nbd://127.0.0.1:{port}"))
+    };
+    let servers = ["a.raw", "b.raw", "x.q", "y.q"].map(serve);
+    let [a, b, x, y] = [0, 1, 2, 3].map(|nth: usize| servers[nth].1.as_str());
+    // When each was written last.
+    let written = || {
+        ["a.raw", "b.raw", "x.q", "y.q"].map(|name| {
+            let times = fs::metadata(lab.path(name)).unwrap();
+            (times.mtime(), times.mtime_nsec())
+        })
+    };
+    let before = written();
+    for line in [
+        format!("convert -n --target-is-zero -f raw -O raw {a} {b}"),
+        format!("convert -n -f raw -O qcow2 {x} {y}"),
+        format!("convert -n --target-is-zero -f raw -O qcow2 {x} {y}"),
+        format!("rebase -f qcow2 -F raw -b {x} {y}"),
+    ] {
+        let answer = run(&line);
+        assert!(
+            answer.status == 1 && answer.err.contains("may be read from this export"),
+            "{line}: {answer:#?}"
+        );
+        assert!(written() == before, "{line} writes to what stays");
+    }
+    // A target that is replaced is probed.
+    for line in [
+        format!("convert -n -f raw -O raw {a} {b}"),
+        format!("convert -n -f raw -O raw {x} {y}"),
+    ] {
+        run(&line).ok(&line);
+    }
+    lab.assert_same_bytes("a.raw", "b.raw", "a copy");
+    lab.assert_same_bytes("x.q", "y.q", "a copy");
 }
 
 /// A process that waits for a reader of a FIFO; killed when dropped.

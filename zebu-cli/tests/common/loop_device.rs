@@ -1,5 +1,6 @@
 //! Block devices that are files.
 
+use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 
@@ -9,8 +10,19 @@ pub struct Loop(pub String);
 impl Loop {
     /// None if that is not possible here.
     pub fn on(path: &Path) -> Option<Self> {
+        Self::over(path, &[])
+    }
+
+    /// A device on these bytes of the file. None if that is not possible here.
+    pub fn at(path: &Path, bytes: Range<u64>) -> Option<Self> {
+        let (offset, size) = (bytes.start.to_string(), bytes.end - bytes.start);
+        Self::over(path, &["-o", &offset, "--sizelimit", &size.to_string()])
+    }
+
+    fn over(path: &Path, options: &[&str]) -> Option<Self> {
         let answer = Command::new("losetup")
             .args(["--find", "--show"])
+            .args(options)
             .arg(path)
             .output()
             .ok()?;
