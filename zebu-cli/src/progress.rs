@@ -90,7 +90,7 @@ impl Progress {
         self.work = None;
         self.total = total;
         if let Display::Bar(bar) = &self.display {
-            bar.set_length(total);
+            set_total(bar, total);
         }
     }
 
@@ -104,7 +104,7 @@ impl Progress {
         if let Some(work) = &self.work {
             self.total = work.total();
             if let Display::Bar(bar) = &self.display {
-                bar.set_length(self.total);
+                set_total(bar, self.total);
             }
         }
     }
@@ -131,8 +131,6 @@ impl Progress {
                     let _ = writeln!(io::stderr(), "{}", percent(now));
                 }
             }
-            // A bar of nothing would be full.
-            Display::Bar(_) if self.total == 0 => {}
             Display::Bar(bar) => bar.set_position(self.done),
             Display::Plain(shown) => {
                 if shown.replace(now) != Some(now) {
@@ -156,7 +154,13 @@ impl Progress {
                 }
                 crate::output::say("\n");
             }
-            Display::Bar(bar) if complete => bar.finish(),
+            Display::Bar(bar) if complete => {
+                if self.total == 0 {
+                    set_total(bar, self.done);
+                    set_style(bar, SHARE);
+                }
+                bar.finish();
+            }
             Display::Bar(bar) => bar.abandon(),
         }
     }
@@ -238,15 +242,36 @@ pub fn incomplete(queue: &Queue, name: &OsStr, file: Option<&dyn Storage>) -> St
     format!("'{}' is incomplete", name.shown())
 }
 
+/// What a bar shows where the size of the job is known.
+const SHARE: &str =
+    "{percent:>3}% [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+/// What it shows until then.
+const SO_FAR: &str = "{binary_bytes} {binary_bytes_per_sec}";
+
 fn bar(total: u64, target: ProgressDrawTarget) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), target);
-    let style = ProgressStyle::with_template(
-        "{percent:>3}% [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
-    );
-    if let Ok(style) = style {
+    let bar = ProgressBar::with_draw_target(None, target);
+    set_total(&bar, total);
+    bar
+}
+
+/// So many bytes are all; 0: that is not known yet, and a bar of nothing would be full.
+fn set_total(bar: &ProgressBar, total: u64) {
+    match total {
+        0 => {
+            set_style(bar, SO_FAR);
+            bar.unset_length();
+        }
+        _ => {
+            set_style(bar, SHARE);
+            bar.set_length(total);
+        }
+    }
+}
+
+fn set_style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }
-    bar
 }
 
 /// All of a job, in hundredths of a percent.

@@ -10,8 +10,10 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::common::terminal::terminal;
 use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number, part, program, rotated};
 
 /// Feeds bytes to a conversion from standard input, in pieces of up to `step` bytes.
@@ -636,6 +638,61 @@ fn memory_is_bounded() {
         assert!(peak < most, "{options}: {peak} KiB");
         std::io::copy(&mut stdout, &mut std::io::sink()).expect("read");
         assert!(child.wait().expect("wait").success(), "{options}");
+    }
+}
+
+/// The size of a raw disk or of a compressed image in a pipe is known when it has ended: until then
+/// nothing says that all is done.
+#[test]
+fn the_progress_of_an_unknown_size_is_not_full() {
+    if beyond_qemu("QEMU reads no streams") {
+        return;
+    }
+    let lab = Lab::new();
+    for command in [
+        "convert -p - out",
+        "import -p - out",
+        "convert -p -O qcow2 - out",
+    ] {
+        let (mut ours, theirs) = terminal();
+        let handle = || Stdio::from(theirs.try_clone().unwrap());
+        let mut child = std::process::Command::new(program())
+            .args(command.split(' '))
+            .current_dir(lab.path(""))
+            .env("TERM", "xterm")
+            .stdin(Stdio::piped())
+            .stdout(handle())
+            .stderr(handle())
+            .spawn()
+            .unwrap();
+        drop(theirs);
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let reader = std::thread::spawn({
+            let shown = shown.clone();
+            move || {
+                let mut piece = [0; 4096];
+                // The end of a pseudoterminal is an error.
+                while let Ok(count @ 1..) = ours.read(&mut piece) {
+                    shown.lock().unwrap().extend(&piece[..count]);
+                }
+            }
+        });
+        let is_full = || {
+            let shown = shown.lock().unwrap();
+            String::from_utf8_lossy(&shown).contains("100%")
+        };
+        let mut stdin = child.stdin.take().unwrap();
+        for _ in 0..20 {
+            stdin.write_all(&[b'd'; 1 << 20]).unwrap();
+            // So that it may show something.
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!is_full(), "{command}: {:?}", shown.lock().unwrap());
+        }
+        drop(stdin);
+        assert!(child.wait().unwrap().success(), "{command}");
+        reader.join().unwrap();
+        assert!(is_full(), "{command}: {:?}", shown.lock().unwrap());
+        let _ = fs::remove_file(lab.path("out"));
     }
 }
 
