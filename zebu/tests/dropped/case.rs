@@ -266,6 +266,7 @@ pub fn after(
     let reopened = origin.open(queue, image.clone()).unwrap();
     let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();
     Model::check(&model.now, &read, "reopened");
+    origin.check_bitmap(queue, &reopened, &read, how == How::Forget);
     drop(reopened);
     checked(origin, queue, image, how == How::Forget);
 }

@@ -8,7 +8,7 @@
 //! nothing. The number of polls grows until the request ends before it is abandoned.
 //!
 //! `case` runs one; `task` polls the futures; `model` has the expected contents; `origin` makes
-//! images and requests; `places` are the storages; `change`, `flush`, `suspended` and `driven` are
+//! images and requests; `places` are the storages; `change`, `closed`, `flush`, `suspended` and `driven` are
 //! further tests.
 //!
 //! | variable               | meaning                                    |
@@ -21,6 +21,7 @@
 
 mod case;
 mod change;
+mod closed;
 #[path = "../common/mod.rs"]
 mod common;
 #[allow(dead_code)]

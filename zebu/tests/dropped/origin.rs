@@ -14,6 +14,8 @@ pub struct Origin {
     pub version: u32,
     /// Whether a case begins with more dirty tables than the limit.
     pub large: bool,
+    /// Whether a bitmap `b` records the changes.
+    pub bitmap: bool,
     pub note: String,
 }
 
@@ -91,6 +93,7 @@ impl Origin {
             options,
             version,
             large,
+            bitmap: false,
             note: format!("{format:?}, {create:?}"),
         };
         if let Some(backing) = &origin.backing {
@@ -155,6 +158,15 @@ impl Origin {
                 }
             }
         }
+        // By a seed of its own, so that the rest of the image does not depend on it.
+        let mut own = Rng::new(seed ^ 0xb17 << 32);
+        if format == Format::QCOW2 && version == 3 && !large && own.one_in(2) {
+            let granularity = 512 << own.below(4);
+            let add = device.bitmap_add(&queue, "b", Some(granularity), true);
+            queue.block_on(add).unwrap();
+            origin.bitmap = true;
+            origin.note += &format!(", bitmap of {granularity}");
+        }
         queue.block_on(device.close(&queue)).unwrap();
         origin.bytes = memory.to_vec();
         if format == Format::QCOW2 && version == 3 && rng.one_in(3) {
@@ -163,6 +175,29 @@ impl Origin {
         }
         origin.model.ever = origin.model.now.clone();
         origin
+    }
+
+    /// Fails unless the bitmap is sound, and dirty where the disk has changed to these bytes. After a
+    /// `lost` request, which keeps it from being stored, it may be marked.
+    pub fn check_bitmap(&self, queue: &Queue, device: &Device, bytes: &[u8], lost: bool) {
+        if !self.bitmap {
+            return;
+        }
+        let found = queue.block_on(device.bitmaps(queue)).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        if found[0].inconsistent {
+            assert!(lost, "the bitmap is marked as in use");
+            return;
+        }
+        let bits = queue.block_on(device.bitmap(queue, "b")).unwrap();
+        for (nth, sector) in bytes.chunks(SECTOR).enumerate() {
+            let at = (nth * SECTOR) as u64;
+            let has_changed = !self.model.now[nth].contains(&sector[0]);
+            assert!(
+                !has_changed || bits.run(at, at + 1).0,
+                "sector {nth} is clean"
+            );
+        }
     }
 
     /// Whether a request does nothing in this image.
