@@ -13,12 +13,6 @@ pub use crate::storage::queue::tasks::yield_once;
 pub use crate::storage::request_pool::{Permit, RequestPool};
 pub use crate::tls::session::Session;
 
-/// Whether the path of a file of this machine still leads to it.
-pub fn is_at_its_path(storage: &dyn crate::storage::Storage) -> bool {
-    let file = storage.host_file();
-    file.is_none_or(crate::storage::HostFile::is_at_its_path)
-}
-
 /// Storages that fail on purpose.
 pub mod blkdebug {
     pub use crate::storage::blkdebug::*;
@@ -43,6 +37,12 @@ pub mod engine {
 /// Structures on the disk as pure values.
 pub mod format {
     pub use crate::format::*;
+}
+
+/// Names of files, which a simulation replaces.
+pub mod names {
+    pub use crate::storage::lock::LockBytes;
+    pub use crate::storage::named::*;
 }
 
 /// The NBD protocol as pure values.

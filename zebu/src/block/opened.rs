@@ -17,6 +17,7 @@ use super::spec::{FileDriver, FileSpec};
 use super::spec::{HttpCookie, HttpSpec, RemoteOptions};
 #[cfg(feature = "nbd")]
 use super::spec::{NbdSpec, NbdTls};
+use crate::storage::named::NamedFile;
 #[cfg(feature = "nbd")]
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
 #[cfg(feature = "http")]
@@ -31,7 +32,7 @@ use crate::storage::secret::without_queries;
 use crate::storage::ssh::{Ssh, SshOptions, SshServer};
 #[cfg(feature = "cache")]
 use crate::storage::{BlockCache, CacheIdentity, Check};
-use crate::storage::{CacheMode, HostFile, LockRequest, Null, OpenFile, Storage, open_file};
+use crate::storage::{CacheMode, LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result, printable};
 
 /// How often a file is opened again that was removed or replaced before it was locked.
@@ -319,10 +320,10 @@ impl OpenedFile {
         }
     }
 
-    /// Whether it is a file or a device of this machine.
-    pub(crate) fn host_file(&self) -> Option<&HostFile> {
+    /// The file or the device of this machine that it is.
+    pub(crate) fn named_file(&self) -> Option<&dyn NamedFile> {
         match self {
-            OpenedFile::Local(file) => file.host_file(),
+            OpenedFile::Local(file) => file.named_file(),
             _ => None,
         }
     }
@@ -343,7 +344,7 @@ impl OpenedFile {
     /// locking of a local file, another program may have removed or replaced it.
     pub(crate) fn is_at_its_path(&self) -> bool {
         match self {
-            OpenedFile::Local(file) => file.host_file().is_none_or(HostFile::is_at_its_path),
+            OpenedFile::Local(file) => file.named_file().is_none_or(NamedFile::is_at_its_path),
             OpenedFile::Over(_, below) => below.is_at_its_path(),
             _ => true,
         }
@@ -355,7 +356,7 @@ impl OpenedFile {
     /// Those of the file system, or of the server.
     pub fn remove(&self) -> std::io::Result<()> {
         match self {
-            OpenedFile::Local(file) => file.host_file().map_or(Ok(()), HostFile::remove),
+            OpenedFile::Local(file) => file.named_file().map_or(Ok(()), NamedFile::remove),
             #[cfg(feature = "rbd")]
             OpenedFile::Rbd(rbd) => rbd.remove(),
             #[cfg(feature = "ssh")]
@@ -373,7 +374,7 @@ impl OpenedFile {
     /// If another process holds a lock that excludes this one.
     pub fn lock(&self, request: LockRequest) -> Result<()> {
         match self {
-            OpenedFile::Local(file) => match file.host_file() {
+            OpenedFile::Local(file) => match file.named_file() {
                 Some(file) => file.lock(request),
                 None => Ok(()),
             },
@@ -394,7 +395,7 @@ impl OpenedFile {
     /// The identity, equal for two names of one file. None: no other name can lead to it.
     pub(super) fn identity(&self, spec: &FileSpec) -> Result<Option<Identity>> {
         Ok(match (self, &spec.driver) {
-            (OpenedFile::Local(file), _) => match file.host_file() {
+            (OpenedFile::Local(file), _) => match file.named_file() {
                 Some(file) => {
                     let (device, inode) = file.identity()?;
                     Some(Identity::Local(device, inode))

@@ -4,7 +4,8 @@ use super::device::Device;
 use super::write::{Top, Zeroing};
 use crate::broken::{Rule, is_broken};
 use crate::format::MAX_L1_BYTES;
-use crate::storage::{self, HostFile, Queue, Storage};
+use crate::storage::named::NamedFile;
+use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes of the disk that are preallocated at a time.
@@ -47,10 +48,10 @@ impl Preallocation {
 }
 
 /// The local file at the bottom of a storage, if there is one.
-fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
+fn named_file(storage: &dyn Storage) -> Option<&dyn NamedFile> {
     storage
-        .host_file()
-        .or_else(|| storage.below().and_then(host_file))
+        .named_file()
+        .or_else(|| storage.below().and_then(named_file))
 }
 
 impl Device {
@@ -127,7 +128,7 @@ impl Device {
                 "Unsupported preallocation mode: metadata".into(),
             ));
         }
-        if let Some(file) = host_file(&*file) {
+        if let Some(file) = named_file(&*file) {
             file.lock_length()?;
         }
         let (end, at) = (raw.offset().saturating_add(size), raw.offset() + old);

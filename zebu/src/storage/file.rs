@@ -16,7 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use super::engine::{Op, OpKind};
 use super::extent;
-use super::lock::{self, LockRequest};
+use super::lock::{self, LockBytes, LockRequest};
+use super::named::{NamedFile, parent};
 use super::{Alignment, Blocks, FileStamp, Io, Iov, Properties, Queue, Started, Storage};
 
 /// The largest block of a file system, in bytes.
@@ -107,15 +108,10 @@ options! {
     }
 }
 
-/// Opens a regular file or block device.
-///
-/// # Errors
-/// Those of open(2), and `InvalidInput` for other kinds of files, or if the file system does not
-/// support the cache mode.
-pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn Storage>> {
-    let path = path.into();
-    let file = open(&path, how)?;
-    storage_of(file, path, how.cache)
+/// Opens a file of this machine: [`open_file`](super::open_file).
+pub(super) fn open_host_file(path: &Path, how: OpenFile) -> io::Result<Arc<dyn Storage>> {
+    let file = open(path, how)?;
+    storage_of(file, path.to_owned(), how.cache)
 }
 
 /// The storage of a file that the caller has opened for reading, and for writing if that is needed.
@@ -248,42 +244,6 @@ pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes an empty file, if there is none of this name; one that a symbolic link names, if that is what
-/// is missing. Returns its [`identity`]: without one, another program has made it.
-///
-/// # Errors
-/// Those of open(2).
-pub(crate) fn make_file(path: &Path) -> io::Result<Option<(u64, u64)>> {
-    /// Links that the kernel follows, too.
-    const LINKS: usize = 40;
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        let made = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o644)
-            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
-            .open(&path);
-        match made {
-            Ok(file) => return Ok(Some(identity(&file.metadata()?))),
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            Err(_) => {}
-        }
-        // The kernel does not follow a link here. Whether it may be followed, it says in stat(2).
-        match fs::metadata(&path) {
-            Ok(_) => return Ok(None),
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            Err(_) => {}
-        }
-        path = match fs::read_link(&path) {
-            Ok(target) => parent(&path).join(target),
-            // It was removed meanwhile, or is no link any more.
-            Err(_) => return Ok(None),
-        };
-    }
-    Err(io::Error::from_raw_os_error(libc::ELOOP))
-}
-
 /// Makes the name of a file durable, in the folder that has the file. A folder that may not be read is
 /// left to the file system, as is one of a file system that has nothing to write.
 ///
@@ -297,14 +257,6 @@ pub fn sync_name(path: &Path) -> io::Result<()> {
     match folder.sync_all() {
         Err(e) if !matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => Err(e),
         _ => Ok(()),
-    }
-}
-
-/// The folder that a path is in.
-fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
     }
 }
 
@@ -331,22 +283,7 @@ impl HostFile {
     /// # Errors
     /// [`Error::Locked`](crate::Error::Locked) if another process has a lock that conflicts.
     pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
-        self.relock(&mut crate::lock(&self.locked), request)
-    }
-
-    /// Takes the lock for changes of the length, if the file is locked.
-    pub(crate) fn lock_length(&self) -> crate::Result<()> {
-        let mut locked = crate::lock(&self.locked);
-        match *locked {
-            LockRequest::NOTHING => Ok(()),
-            old => self.relock(&mut locked, old.changing_length()),
-        }
-    }
-
-    fn relock(&self, locked: &mut LockRequest, request: LockRequest) -> crate::Result<()> {
-        lock::relock(self.lock_fd(), &self.properties.path, *locked, request)?;
-        *locked = request;
-        Ok(())
+        NamedFile::lock(self, request)
     }
 
     /// The descriptor of the locks, which has its own open file description: that of I/O may
@@ -374,38 +311,53 @@ impl HostFile {
         Ok(identity(&self.std().metadata()?))
     }
 
-    /// Whether its path still leads to it: it may have been removed, or replaced by another file.
-    pub(crate) fn is_at_its_path(&self) -> bool {
-        let there = fs::metadata(&self.properties.path);
-        there.is_ok_and(|there| self.identity().is_ok_and(|own| own == identity(&there)))
-    }
-
-    /// Removes the file that its path leads to, if that is still this one. A symbolic link stays. The
-    /// caller has it locked, so that no other program fills it.
-    ///
-    /// # Errors
-    /// Those of the file system.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        if self.properties.is_device || !self.is_at_its_path() {
-            return Ok(());
-        }
-        fs::remove_file(fs::canonicalize(&self.properties.path)?)
-    }
-
-    /// [`sync_name`] of a regular file.
-    ///
-    /// # Errors
-    /// Those of fsync(2).
-    pub(crate) fn sync_name(&self) -> io::Result<()> {
-        match self.properties.is_device {
-            true => Ok(()),
-            false => sync_name(&self.properties.path),
-        }
-    }
-
     fn std(&self) -> ManuallyDrop<fs::File> {
         // SAFETY: the descriptor is open, and is not closed by this.
         ManuallyDrop::new(unsafe { fs::File::from_raw_fd(self.fd.as_raw_fd()) })
+    }
+}
+
+impl LockBytes for HostFile {
+    fn set(&self, byte: libc::off_t, locked: bool) -> io::Result<()> {
+        self.lock_fd().set(byte, locked)
+    }
+
+    fn is_locked_by_others(&self, byte: libc::off_t) -> io::Result<bool> {
+        self.lock_fd().is_locked_by_others(byte)
+    }
+}
+
+impl NamedFile for HostFile {
+    fn lock_bytes(&self) -> &dyn LockBytes {
+        self
+    }
+
+    fn locked(&self) -> &Mutex<LockRequest> {
+        &self.locked
+    }
+
+    fn path(&self) -> &Path {
+        &self.properties.path
+    }
+
+    fn is_device(&self) -> bool {
+        self.properties.is_device
+    }
+
+    fn identity(&self) -> io::Result<(u64, u64)> {
+        HostFile::identity(self)
+    }
+
+    fn identity_at_path(&self) -> io::Result<(u64, u64)> {
+        Ok(identity(&fs::metadata(&self.properties.path)?))
+    }
+
+    fn unlink(&self) -> io::Result<()> {
+        fs::remove_file(fs::canonicalize(&self.properties.path)?)
+    }
+
+    fn sync_path(&self) -> io::Result<()> {
+        sync_name(&self.properties.path)
     }
 }
 
@@ -473,6 +425,10 @@ unsafe impl Storage for HostFile {
     }
 
     fn host_file(&self) -> Option<&HostFile> {
+        Some(self)
+    }
+
+    fn named_file(&self) -> Option<&dyn NamedFile> {
         Some(self)
     }
 

@@ -162,6 +162,21 @@ impl LockRequest {
     }
 }
 
+/// The bytes of an open file by which it is locked.
+pub trait LockBytes {
+    /// Takes a read lock on a byte, or releases it.
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    fn set(&self, byte: libc::off_t, locked: bool) -> io::Result<()>;
+
+    /// Whether any other open file description has the byte locked.
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    fn is_locked_by_others(&self, byte: libc::off_t) -> io::Result<bool>;
+}
+
 /// Locks the file of this descriptor, which is open for reading. `path` is for error messages.
 ///
 /// Where the system or the file system has no such locks nothing is locked,
@@ -169,7 +184,7 @@ impl LockRequest {
 /// the descriptor is closed. After a failure no more is locked than before.
 #[cfg(test)]
 pub fn lock(fd: RawFd, path: &Path, request: LockRequest) -> Result<()> {
-    relock(fd, path, LockRequest::NOTHING, request)
+    relock(&fd, path, LockRequest::NOTHING, request)
 }
 
 /// Changes the locks from `old` to `new`: those of both stay locked meanwhile. After a failure
@@ -177,18 +192,18 @@ pub fn lock(fd: RawFd, path: &Path, request: LockRequest) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Locked`] if another process has a lock that conflicts.
-pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Result<()> {
+pub fn relock(file: &dyn LockBytes, path: &Path, old: LockRequest, new: LockRequest) -> Result<()> {
     let bytes = |held: Permissions, not_shared: Permissions| {
         held.bytes(HELD).chain(not_shared.bytes(NOT_SHARED))
     };
     let release = |from: LockRequest, to: LockRequest| {
         for (byte, _) in bytes(from.held.without(to.held), to.shared.without(from.shared)) {
             // It fails only where taking the lock does, and closing releases it.
-            let _ = set(fd, libc::F_UNLCK, byte);
+            let _ = file.set(byte, false);
         }
     };
     for (byte, _) in bytes(new.held.without(old.held), old.shared.without(new.shared)) {
-        if let Err(error) = set(fd, libc::F_RDLCK, byte) {
+        if let Err(error) = file.set(byte, true) {
             release(new, old);
             return match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ENOSYS | libc::ENOLCK | libc::EOPNOTSUPP) => Ok(()),
@@ -208,7 +223,7 @@ pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Res
         tests.reverse();
     }
     for (byte, lock) in tests {
-        let failure = match locked_by_others(fd, byte) {
+        let failure = match file.is_locked_by_others(byte) {
             Ok(false) => continue,
             Ok(true) => Error::Locked {
                 lock,
@@ -229,7 +244,7 @@ pub fn unlock(fd: RawFd) {
     for base in [HELD, NOT_SHARED] {
         for (byte, _) in Permissions::ALL.bytes(base) {
             // It fails only where nothing could be locked.
-            let _ = set(fd, libc::F_UNLCK, byte);
+            let _ = fd.set(byte, false);
         }
     }
 }
@@ -244,27 +259,29 @@ fn one_byte(kind: libc::c_int, byte: libc::off_t) -> libc::flock {
     lock
 }
 
-fn set(fd: RawFd, kind: libc::c_int, byte: libc::off_t) -> io::Result<()> {
-    let lock = one_byte(kind, byte);
-    loop {
-        // SAFETY: the kernel reads the struct during the call, no more.
-        if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &lock) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+/// The locks of this descriptor's open file description.
+impl LockBytes for RawFd {
+    fn set(&self, byte: libc::off_t, locked: bool) -> io::Result<()> {
+        let lock = one_byte(if locked { libc::F_RDLCK } else { libc::F_UNLCK }, byte);
+        loop {
+            // SAFETY: the kernel reads the struct during the call, no more.
+            if unsafe { libc::fcntl(*self, libc::F_OFD_SETLK, &lock) } == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
         }
     }
-}
 
-/// Whether any other open file description has the byte locked.
-fn locked_by_others(fd: RawFd, byte: libc::off_t) -> io::Result<bool> {
-    let mut lock = one_byte(libc::F_WRLCK, byte);
-    // SAFETY: the kernel reads and writes the struct during the call, no more.
-    match unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &mut lock) } {
-        0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
-        _ => Err(io::Error::last_os_error()),
+    fn is_locked_by_others(&self, byte: libc::off_t) -> io::Result<bool> {
+        let mut lock = one_byte(libc::F_WRLCK, byte);
+        // SAFETY: the kernel reads and writes the struct during the call, no more.
+        match unsafe { libc::fcntl(*self, libc::F_OFD_GETLK, &mut lock) } {
+            0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -333,14 +350,14 @@ mod tests {
         lock(fd, path, LockRequest::QCOW2_READ).unwrap();
         let reader = open(path, LockRequest::QCOW2_READ).unwrap();
         let (read, write) = (LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE);
-        relock(fd, path, read, write).unwrap_err();
+        relock(&fd, path, read, write).unwrap_err();
         drop(reader);
         open(path, LockRequest::QCOW2_WRITE).unwrap_err();
-        relock(fd, path, read, write).unwrap();
+        relock(&fd, path, read, write).unwrap();
         open(path, LockRequest::QCOW2_READ).unwrap_err();
-        relock(fd, path, write, read).unwrap();
+        relock(&fd, path, write, read).unwrap();
         open(path, LockRequest::QCOW2_READ).unwrap();
-        relock(fd, path, read, LockRequest::NOTHING).unwrap();
+        relock(&fd, path, read, LockRequest::NOTHING).unwrap();
         open(path, LockRequest::QCOW2_WRITE).unwrap();
     }
 

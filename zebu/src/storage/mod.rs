@@ -23,8 +23,9 @@ mod extent;
 pub(crate) mod file;
 pub(crate) mod host;
 mod join;
-mod lock;
+pub(crate) mod lock;
 mod memory;
+pub(crate) mod named;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 mod null;
@@ -75,11 +76,13 @@ pub(crate) use engine::is_simulated;
 pub use engine::{EngineKind, OpKind};
 pub(crate) use event::Event;
 pub use extent::StorageExtent;
-pub(crate) use file::make_file;
-pub use file::{CacheMode, HostFile, OpenFile, file_from_fd, open_file};
+pub use file::{CacheMode, HostFile, OpenFile, file_from_fd};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
+use named::NamedFile;
+pub(crate) use named::make_file;
+pub use named::open_file;
 pub(crate) use null::Null;
 #[cfg(feature = "object-store")]
 pub use object::{ObjectState, Upload};
@@ -168,7 +171,8 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     ) -> Started;
 
     /// The storage below a filter: the methods of the filter that are not implemented are those of
-    /// that storage, except [`Storage::host_file`]. All others have their own `len`.
+    /// that storage, except [`Storage::host_file`] and [`Storage::named_file`]. All others have their
+    /// own `len`.
     fn inner(&self) -> Option<&dyn Storage> {
         None
     }
@@ -205,6 +209,12 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 
     /// The file of this machine, if it is one.
     fn host_file(&self) -> Option<&HostFile> {
+        None
+    }
+
+    /// The file of this machine, or of a simulation, if it is one that a name may lead to.
+    #[doc(hidden)]
+    fn named_file(&self) -> Option<&dyn NamedFile> {
         None
     }
 
