@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use zebu::internal::new_image::NewFiles;
+use zebu::internal::new_image::{NewFiles, check_names};
 use zebu::jobs::Target;
 use zebu::storage::Storage;
 
 use crate::failure::Failure;
-use crate::printed::Shown;
 
 /// The files of a target.
 pub struct Named(Vec<Arc<dyn Storage>>);
@@ -30,13 +29,6 @@ impl Named {
 
     /// Refuses files that were removed, or replaced by others of their names, meanwhile.
     pub fn check(&self) -> Result<(), Failure> {
-        let mut files = self.0.iter();
-        match files.find(|file| !zebu::internal::is_at_its_path(&***file)) {
-            None => Ok(()),
-            Some(file) => Err(Failure::new(format!(
-                "'{}' was removed or replaced while it was written, and what was written is lost",
-                file.path().shown()
-            ))),
-        }
+        check_names(&self.0).map_err(|why| Failure::new(why.to_string()))
     }
 }

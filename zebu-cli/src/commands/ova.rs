@@ -19,6 +19,7 @@ use zebu_ova::{NewAppliance, NewDisk};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
 use crate::invocation::Invocation;
+use crate::named::Named;
 use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
@@ -106,6 +107,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
     };
+    let named = Named::from(vec![file.new.storage().clone()]);
     let disks: Vec<[&Device; 1]> = sources.iter().map(|device| [device]).collect();
     let disks: Vec<&[&Device]> = disks.iter().map(|disk| &disk[..]).collect();
     job.progress.weigh(&queue, &disks);
@@ -115,7 +117,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     job.progress.finish(result.is_ok());
     let state = format!("'{}' is incomplete", output.shown());
     match result {
-        Ok(()) => Ok(0),
+        Ok(()) => named.check().map(|()| 0),
         Err(why) => Err(interrupted(&state).unwrap_or_else(|| failure(format!("{why}; {state}")))),
     }
 }

@@ -3,14 +3,15 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use super::{CreateOptions, NewFiles, NewImage, file_as, parse_format, refuse_object};
+use super::{CreateOptions, NewFiles, NewImage, check_names, file_as, parse_format, refuse_object};
 use crate::block::{Device, FileSpec, Format, Objects, OpenOptions};
 use crate::jobs::{
     self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Progress, Target,
 };
 use crate::names::Source;
-use crate::storage::{CacheMode, Queue};
+use crate::storage::{CacheMode, Queue, Storage};
 use crate::{Error, Result};
 
 /// An image file that is to be made.
@@ -24,6 +25,8 @@ pub struct Creation {
 /// A new image that is to be filled.
 pub struct Begun {
     target: Target,
+    /// Its files, locked until it is filled.
+    files: Vec<Arc<dyn Storage>>,
     /// It reads as zeroes from the start.
     is_zero: bool,
     compress: Option<CompressOptions>,
@@ -161,6 +164,7 @@ impl Creation {
             let new = files.begin(queue, &**plan).map_err(|e| self.failed(e))?;
             return Ok(Begun {
                 target: Target::New(new),
+                files: files.storages(),
                 is_zero: true,
                 compress,
             });
@@ -182,6 +186,7 @@ impl Creation {
         };
         Ok(Begun {
             target,
+            files: files.storages(),
             is_zero,
             compress,
         })
@@ -192,7 +197,7 @@ impl Begun {
     /// Writes the content of `source`. A new qcow2 image does not open before this has ended well.
     ///
     /// # Errors
-    /// Those of [`jobs::convert`].
+    /// Those of [`jobs::convert`]. If the files were removed or replaced meanwhile.
     pub fn fill(
         self,
         source: Device,
@@ -208,7 +213,8 @@ impl Begun {
             // Only with `salvage`, which is not set.
             ConvertEvent::Unreadable { .. } => ControlFlow::Continue(()),
         };
-        jobs::convert(vec![source], self.target, &options, on_event).map_err(failure)
+        jobs::convert(vec![source], self.target, &options, on_event).map_err(failure)?;
+        check_names(&self.files)
     }
 }
 

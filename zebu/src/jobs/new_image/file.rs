@@ -1,12 +1,45 @@
 //! A file that is being made: which program has made it, which one fills it, and what becomes of it
 //! after an error, also if several programs want the same name at once.
 
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{could_not_create, must_exist};
 use crate::block::{ATTEMPTS, FileDriver, FileSpec, Objects, OpenedFile, REPLACED, in_first};
 use crate::storage::{self, CacheMode, LockRequest, OpenFile, Queue, Storage};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result, printable};
+
+/// Locks a file that was made for this. Two programs that lock it at the same time refuse each other;
+/// then the one that made it goes on, so that no empty file stays.
+fn lock_made(file: &OpenedFile, lock: LockRequest) -> Result<()> {
+    for _ in 1..ATTEMPTS {
+        match file.lock(lock) {
+            Err(e) if e.kind() == ErrorKind::Locked => std::thread::sleep(Duration::from_millis(1)),
+            locked => return locked,
+        }
+    }
+    file.lock(lock)
+}
+
+/// Refuses files that were removed, or replaced by others of their names, since they were opened: what
+/// was written to them is lost. Those on other machines are not looked at.
+///
+/// # Errors
+/// [`Error::Refused`], with the name of the file.
+pub fn check_names(files: &[Arc<dyn Storage>]) -> Result<()> {
+    let is_lost = |file: &&Arc<dyn Storage>| {
+        let named = file.named_file();
+        named.is_some_and(|file| !file.is_at_its_path())
+    };
+    match files.iter().find(is_lost) {
+        None => Ok(()),
+        Some(file) => Err(Error::Refused(format!(
+            "'{}' was removed or replaced while it was written, and what was written is lost",
+            printable(file.path().as_os_str().as_bytes())
+        ))),
+    }
+}
 
 /// A file that is being made. What it held is there until the caller changes it. While this is there,
 /// no other program gets the lock; so the file is emptied and removed only here.
@@ -14,7 +47,7 @@ use crate::{Error, Result};
 pub struct NewFile {
     file: OpenedFile,
     storage: Arc<dyn Storage>,
-    /// It was made for this, and not by another program.
+    /// It was made for this, and no other program has made or filled it.
     is_new: bool,
     /// It stays, with what it holds, whatever becomes of the image.
     is_kept: bool,
@@ -50,18 +83,25 @@ impl NewFile {
                 }
                 Err(e) => return Err(could_not_create(spec, e)),
             };
+            let identity = file.named_file().map(|file| file.identity()).transpose()?;
+            let was_made = identity.is_some() && identity == made;
             // Without the lock it may be another program's by now, whichever made it.
-            file.lock(lock)?;
+            match was_made {
+                true => lock_made(&file, lock)?,
+                false => file.lock(lock)?,
+            }
             if !file.is_at_its_path() {
                 continue;
             }
-            let identity = file.host_file().map(|file| file.identity()).transpose()?;
+            let storage = file.storage();
+            let is_new = match file.existed() {
+                Some(existed) => !existed,
+                // Another program may have filled it until it was locked.
+                None => was_made && storage.is_empty()?,
+            };
             let new = NewFile {
-                storage: file.storage(),
-                is_new: match file.existed() {
-                    Some(existed) => !existed,
-                    None => identity.is_some() && identity == made,
-                },
+                storage,
+                is_new,
                 file,
                 is_kept: false,
             };
@@ -91,7 +131,7 @@ impl NewFile {
         })
     }
 
-    /// Whether it was made for this, and not by another program.
+    /// Whether it was made for this, and no other program has made or filled it.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
@@ -102,7 +142,7 @@ impl NewFile {
     }
 
     fn sync_name(&self) -> std::io::Result<()> {
-        match self.file.host_file() {
+        match self.file.named_file() {
             Some(file) if !self.storage.cache_mode().ignores_flushes() => file.sync_name(),
             _ => Ok(()),
         }

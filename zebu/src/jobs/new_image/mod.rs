@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use creation::{Begun, Creation};
-pub use file::NewFile;
+pub use file::{NewFile, check_names};
 pub use options::{CreateOptions, number, parse_file_size};
 
 use super::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
@@ -361,14 +361,14 @@ impl NewFiles {
         }
     }
 
-    /// [`NewFiles::make`] of an image that is not filled: it is durable on return.
+    /// [`NewFiles::make`] of an image that is not filled: it is durable on return, under its name.
     pub fn make_durably(&self, queue: &Queue, image: &NewImage) -> Result<()> {
         self.make(queue, image)?;
-        match image {
-            NewImage::Raw { .. } => Ok(queue.block_on(storage::flush(&**self.storage(), queue))?),
+        if let NewImage::Raw { .. } = image {
             // The others are flushed in order.
-            NewImage::Qcow2(_) | NewImage::Planned(_) => Ok(()),
+            queue.block_on(storage::flush(&**self.storage(), queue))?;
         }
+        check_names(&self.storages())
     }
 
     /// Opens the image that they were made, which `source` names, for writing. They stay locked
