@@ -12,14 +12,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
+use zebu::internal::names::NamedFile;
 use zebu::storage::{
-    Alignment, Blocks, CacheMode, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
+    Alignment, Blocks, CacheMode, Iov, LockRequest, OpKind, Properties, Queue, Started, Storage,
+    StorageExtent,
 };
 
+use crate::names::{Folder, Opened};
+use crate::programs::{self, Turns};
 use crate::rng::Rng;
 
 /// The atomic unit of writes, in bytes.
@@ -223,12 +228,13 @@ impl FileState {
 #[derive(Debug)]
 struct Place(Iov);
 
-// SAFETY: all of a simulation runs on one thread.
+// SAFETY: one thread of a simulation runs at a time.
 unsafe impl Send for Place {}
 
 /// An operation in flight.
 #[derive(Debug)]
 struct Operation {
+    program: usize,
     file: usize,
     kind: OpKind,
     offset: u64,
@@ -259,22 +265,43 @@ struct State {
     /// The disk stops after so many more operations.
     cut: Option<(u32, Cut)>,
     off: bool,
+    /// The programs that were killed.
+    dead: [bool; 2],
+    /// The programs that are killed after so many more operations of theirs, with names or files.
+    deaths: [Option<u32>; 2],
+    folder: Folder,
+    /// The alignment of direct I/O of files that are opened by name.
+    align: usize,
+    /// When each program last locked a file for writing, and when it last began to change a file or to
+    /// make it durable.
+    locked_at: [u64; 2],
+    changed_at: [u64; 2],
+    /// What a program did to a file of another one.
+    violation: Option<String>,
     trace: u64,
     started: u64,
 }
 
 /// A disk with its files.
 #[derive(Debug)]
-pub struct Disk(Mutex<State>);
+pub struct Disk {
+    state: Mutex<State>,
+    /// Whose turn it is.
+    pub turns: Turns,
+}
 
 impl Disk {
     /// A disk without files, whose operations end at once.
     pub fn new() -> Arc<Disk> {
-        Arc::new(Disk(Mutex::new(State {
+        Disk::of(Vec::new(), Folder::default())
+    }
+
+    fn of(files: Vec<FileState>, folder: Folder) -> Arc<Disk> {
+        let state = Mutex::new(State {
             clock: 0,
             rng: Rng::new(0),
             slow: false,
-            files: Vec::new(),
+            files,
             operations: BTreeMap::new(),
             due: BTreeSet::new(),
             next: 0,
@@ -282,13 +309,47 @@ impl Disk {
             hits: Hits::default(),
             cut: None,
             off: false,
+            dead: [false; 2],
+            deaths: [None; 2],
+            folder,
+            align: SECTOR as usize,
+            locked_at: [0; 2],
+            changed_at: [0; 2],
+            violation: None,
             trace: 0,
             started: 0,
-        })))
+        });
+        Arc::new(Disk {
+            state,
+            turns: Turns::default(),
+        })
+    }
+
+    /// A disk with the same files and names, whose operations end at once. No file is open there.
+    pub fn copy(&self) -> Arc<Disk> {
+        let state = self.state();
+        let named = state.folder.files();
+        let copy = |(number, file): (usize, &FileState)| match named.contains(&number) {
+            true => FileState::new(file.bytes.clone()),
+            false => FileState::default(),
+        };
+        let files = state.files.iter().enumerate().map(copy).collect();
+        Disk::of(files, state.folder.copy())
+    }
+
+    /// Drops the content of files without a name. None of them is open.
+    pub fn forget_nameless(&self) {
+        let mut state = self.state();
+        let named = state.folder.files();
+        for (number, file) in state.files.iter_mut().enumerate() {
+            if !named.contains(&number) {
+                *file = FileState::default();
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Adds a file with this content, which is durable. Returns its number.
@@ -329,6 +390,7 @@ impl Disk {
         state.faults.clear();
         state.hits = Hits::default();
         state.cut = None;
+        (state.locked_at, state.changed_at) = ([0; 2], [0; 2]);
     }
 
     /// The failures since [`Disk::clear_faults`].
@@ -365,6 +427,77 @@ impl Disk {
         state.due.clear();
     }
 
+    /// Where a program may be stopped, or lose its turn to the other one. Whether it did that.
+    pub fn pause(&self) -> bool {
+        let wakers = self.state().count_death(programs::running());
+        wakers.into_iter().for_each(Waker::wake);
+        self.turns.pause()
+    }
+
+    /// Kills a program after so many more of its operations, with names or files.
+    pub fn kill_after(&self, program: usize, operations: u32) {
+        self.state().deaths[program] = Some(operations);
+    }
+
+    /// Programs are started in the place of those that were killed.
+    pub fn revive(&self) {
+        let mut state = self.state();
+        (state.dead, state.deaths) = ([false; 2], [None; 2]);
+    }
+
+    /// Whether a program was killed.
+    pub fn is_dead(&self, program: usize) -> bool {
+        self.state().dead[program]
+    }
+
+    /// Sets the alignment of direct I/O of files that are opened by name.
+    pub fn set_align(&self, align: usize) {
+        self.state().align = align.max(SECTOR as usize);
+    }
+
+    /// What a program did to a file that another one has locked, or that it has not locked itself.
+    pub fn take_violation(&self) -> Option<String> {
+        self.state().violation.take()
+    }
+
+    /// The names, for the program that runs.
+    ///
+    /// # Errors
+    /// `EIO` if it was killed, or the machine has stopped.
+    pub fn folder<T>(&self, ask: impl FnOnce(&mut Folder) -> T) -> io::Result<T> {
+        let mut state = self.state();
+        match state.off || state.dead[programs::running()] {
+            true => Err(error(libc::EIO)),
+            false => Ok(ask(&mut state.folder)),
+        }
+    }
+
+    /// The names, for the simulation.
+    pub fn any_folder<T>(&self, ask: impl FnOnce(&mut Folder) -> T) -> T {
+        ask(&mut self.state().folder)
+    }
+
+    /// The time, which goes on by this.
+    pub fn tick(&self) -> u64 {
+        self.state().tick()
+    }
+
+    /// Notes that the running program has locked a file for writing.
+    pub fn note_lock(&self) {
+        let mut state = self.state();
+        state.locked_at[programs::running()] = state.tick();
+    }
+
+    /// When each program last locked a file for writing, since [`Disk::clear_faults`].
+    pub fn locked_at(&self) -> [u64; 2] {
+        self.state().locked_at
+    }
+
+    /// When each program last began to change a file or to make it durable, likewise.
+    pub fn changed_at(&self) -> [u64; 2] {
+        self.state().changed_at
+    }
+
     /// A hash of all operations.
     pub fn trace(&self) -> u64 {
         self.state().trace
@@ -397,14 +530,42 @@ impl Disk {
 
     /// Opens a file.
     pub fn open(self: &Arc<Self>, file: usize, cache: CacheMode, align: usize) -> Arc<File> {
+        self.open_as(file, Path::new(""), cache, align, None)
+    }
+
+    /// Opens a file that `path` leads to.
+    pub fn open_named(self: &Arc<Self>, file: usize, path: &Path, cache: CacheMode) -> Arc<File> {
+        let mut state = self.state();
+        let opened = state.folder.open(file);
+        let align = match cache.is_direct() {
+            true => state.align,
+            false => 1,
+        };
+        drop(state);
+        self.open_as(file, path, cache, align, Some(opened))
+    }
+
+    fn open_as(
+        self: &Arc<Self>,
+        file: usize,
+        path: &Path,
+        cache: CacheMode,
+        align: usize,
+        opened: Option<Opened>,
+    ) -> Arc<File> {
         Arc::new(File {
             disk: self.clone(),
             number: file,
-            properties: Properties::PLAIN.cache(cache).alignment(Alignment {
-                memory: align.min(SECTOR as usize),
-                offset: align,
-            }),
+            properties: Properties::PLAIN
+                .path(path.to_owned())
+                .cache(cache)
+                .alignment(Alignment {
+                    memory: align.min(SECTOR as usize),
+                    offset: align,
+                }),
             blocks: (align > 1).then(|| Blocks::new(BLOCK)),
+            program: programs::running(),
+            opened,
         })
     }
 }
@@ -452,6 +613,45 @@ impl State {
         let cut = *cut;
         self.cut = None;
         Some(self.cut_now(cut))
+    }
+
+    /// Counts an operation of a program. If it is killed by that, returns the wakers of its requests.
+    fn count_death(&mut self, program: usize) -> Vec<Waker> {
+        match &mut self.deaths[program] {
+            None => Vec::new(),
+            Some(0) => self.kill(program),
+            Some(left) => {
+                *left -= 1;
+                Vec::new()
+            }
+        }
+    }
+
+    /// A program is killed: operations in flight may be done in part, and its locks end.
+    fn kill(&mut self, program: usize) -> Vec<Waker> {
+        self.mix(&[78, program as u64]);
+        (self.dead[program], self.deaths[program]) = (true, None);
+        self.folder.kill(program);
+        let mut rng = Rng::new(self.rng.next());
+        let is_its = |o: &Operation| o.program == program && o.result.is_none();
+        let ids = self.operations.iter().filter(|(_, o)| is_its(o));
+        let ids: Vec<_> = ids.map(|(id, _)| *id).collect();
+        let mut wakers = Vec::new();
+        for id in ids {
+            if rng.one_in(2) {
+                let operation = &self.operations[&id];
+                let (file, change) = (operation.file, State::change_of(operation));
+                let now = self.tick();
+                if let Some(change) = change {
+                    self.files[file].change(change, now);
+                }
+            }
+            let operation = self.operations.get_mut(&id).expect("it is in flight");
+            operation.result = Some(Err(libc::EIO));
+            operation.memory = None;
+            wakers.extend(operation.waker.take());
+        }
+        wakers
     }
 
     /// The first bytes of an operation's memory.
@@ -595,6 +795,12 @@ impl State {
                 }
             }
         }
+        match cut {
+            Cut::Kill => self.folder.kill_all(),
+            Cut::Power => self.folder.cut(&mut rng),
+        }
+        // The first one is what starts again.
+        self.dead[1] = true;
         self.off = true;
         self.cut = None;
         self.due.clear();
@@ -610,6 +816,18 @@ pub struct File {
     number: usize,
     properties: Properties,
     blocks: Option<Blocks>,
+    /// The program that opened it.
+    program: usize,
+    /// Set if it was opened by a name.
+    opened: Option<Opened>,
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if let Some(opened) = &self.opened {
+            self.disk.state().folder.close(opened.number);
+        }
+    }
 }
 
 fn class_of(kind: OpKind) -> Class {
@@ -673,6 +891,27 @@ impl Drop for Flight {
 }
 
 impl File {
+    /// Its disk.
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+
+    /// Its number.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The number of the open file.
+    pub fn open_number(&self) -> u64 {
+        self.opened.as_ref().map_or(0, |opened| opened.number)
+    }
+
+    /// Its locks, if it was opened by a name.
+    pub fn locks(&self) -> &Mutex<LockRequest> {
+        static NONE: Mutex<LockRequest> = Mutex::new(LockRequest::NOTHING);
+        self.opened.as_ref().map_or(&NONE, |opened| &opened.locked)
+    }
+
     /// The extent at `offset`, which is inside the file.
     fn extent(&self, offset: u64) -> StorageExtent {
         let state = self.disk.state();
@@ -711,9 +950,17 @@ unsafe impl Storage for File {
             !moves || offset.is_multiple_of(align) && length.is_multiple_of(align),
             "{kind:?} of {length:#x} bytes at {offset:#x} is not aligned to {align}"
         );
+        self.disk.pause();
         let mut state = self.disk.state();
         let stopped = state.count_down();
-        if state.off {
+        let is_dead = state.dead[self.program];
+        if !is_dead && class_of(kind) != Class::Read && kind != OpKind::Flush {
+            let checked = state.folder.check_write(self.open_number());
+            if let Err(violation) = checked {
+                state.violation.get_or_insert(violation);
+            }
+        }
+        if state.off || is_dead {
             drop(state);
             stopped.into_iter().flatten().for_each(Waker::wake);
             return Started::done(Err(error(libc::EIO)));
@@ -723,12 +970,16 @@ unsafe impl Storage for File {
         }
         let failure = state.failure(class_of(kind));
         let began = state.tick();
+        if kind != OpKind::Read {
+            state.changed_at[self.program] = began;
+        }
         let id = state.next;
         state.next += 1;
         state.mix(&[id, self.number as u64, kind as u64, offset, length]);
         state.operations.insert(
             id,
             Operation {
+                program: self.program,
                 file: self.number,
                 kind,
                 offset,
@@ -765,6 +1016,11 @@ unsafe impl Storage for File {
     fn properties(&self) -> &Properties {
         &self.properties
     }
+
+    fn named_file(&self) -> Option<&dyn NamedFile> {
+        self.opened.is_some().then_some(self as _)
+    }
+
     fn len(&self) -> io::Result<u64> {
         Ok(self.disk.state().files[self.number].bytes.len() as u64)
     }

@@ -5,7 +5,10 @@
 //!
 //! - `steps`: the scenario as data, drawn from a seed;
 //! - `disk`: the files;
+//! - `names`: their names and locks;
 //! - `sched`: engine and requests;
+//! - `programs`: the turns of two programs;
+//! - `deeds`: what a program does with a name;
 //! - `model`, `content`: the contents that may be read;
 //! - `bitmaps`: what must be dirty;
 //! - `walk`: the places of an image's structures, for damage;
@@ -18,8 +21,11 @@
 mod allowed_flags;
 pub mod bitmaps;
 pub mod content;
+pub mod deeds;
 pub mod disk;
 pub mod model;
+pub mod names;
+pub mod programs;
 #[path = "../../zebu/tests/common/rng.rs"]
 pub mod rng;
 pub mod run;

@@ -28,6 +28,9 @@ struct Arguments {
     /// Kinds of steps to leave out.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(KINDS))]
     without: Vec<String>,
+    /// Only steps with two programs.
+    #[arg(long)]
+    programs: bool,
     /// Failures after which it ends.
     #[arg(long, default_value_t = 1)]
     failures: usize,
@@ -60,7 +63,10 @@ fn main() -> ExitCode {
         if start.elapsed() >= limit {
             break;
         }
-        let scenario = Scenario::random(seed, arguments.steps, &arguments.without);
+        let scenario = match arguments.programs {
+            true => Scenario::of_programs(seed, arguments.steps),
+            false => Scenario::random(seed, arguments.steps, &arguments.without),
+        };
         if arguments.show {
             println!("seed {seed}\n{scenario}");
         }
@@ -81,10 +87,13 @@ fn main() -> ExitCode {
                 println!("seed {seed} failed after {runs} simulations, {seconds:.1} s: {failure}");
                 let (least, failure) = shrink(&scenario, &failure, arguments.attempts);
                 println!("the fewest steps that fail:\n{least}{failure}");
-                let without = match arguments.without.is_empty() {
+                let mut without = match arguments.without.is_empty() {
                     true => String::new(),
                     false => format!(" --without {}", arguments.without.join(",")),
                 };
+                if arguments.programs {
+                    without = " --programs".into();
+                }
                 println!(
                     "again: cargo run -p zebu-sim -- --seed {seed} --steps {count}{without}\n"
                 );

@@ -13,13 +13,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use zebu::internal::engine::{Completion, Engine, Interest, Notify, Op, Token, simulate_engines};
+use zebu::internal::names::simulate_names;
 use zebu::storage::{Queue, QueueOptions};
 
 use crate::disk::Disk;
+use crate::names::DiskNames;
 use crate::steps::Fate;
 
 /// An engine without operations of its own: a queue waits for operations of the disk.
-struct Waits(Arc<Disk>);
+struct Waits {
+    disk: Arc<Disk>,
+    /// How often nothing was in flight.
+    idle: u32,
+}
+
+/// The number of turns of another program, with nothing in flight, that counts as a hang.
+const IDLE: u32 = 100_000;
 
 struct NoNotify;
 
@@ -40,7 +49,16 @@ impl Engine for Waits {
     fn unwatch(&mut self, _: Token) {}
 
     fn poll(&mut self, wait: bool, _: &mut Vec<Completion>) -> io::Result<()> {
-        if wait && !self.0.advance() {
+        if !wait {
+            return Ok(());
+        }
+        // The other program may have ended what this one waits for.
+        let has_paused = self.disk.pause();
+        self.idle = match self.disk.advance() {
+            true => 0,
+            false => self.idle + 1,
+        };
+        if self.idle > if has_paused { IDLE } else { 0 } {
             panic!("hang: nothing is in flight, and an operation of the whole image waits");
         }
         Ok(())
@@ -51,10 +69,20 @@ impl Engine for Waits {
     }
 }
 
-/// Makes all queues of this thread wait for `disk`.
+/// Makes all queues of this thread wait for `disk`, which has the files that it opens.
 pub fn simulate(disk: &Arc<Disk>) {
+    simulate_names(Some(Rc::new(DiskNames(disk.clone()))));
     let disk = disk.clone();
-    simulate_engines(Some(Rc::new(move || Box::new(Waits(disk.clone())))));
+    simulate_engines(Some(Rc::new(move || {
+        let disk = disk.clone();
+        Box::new(Waits { disk, idle: 0 })
+    })));
+}
+
+/// Ends that.
+pub fn end_simulation() {
+    simulate_names(None);
+    simulate_engines(None);
 }
 
 /// A queue of the simulation.

@@ -5,7 +5,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 use crate::run::{Report, run};
-use crate::steps::{BitmapChange, Fate, ImageChange, Scenario, Stop, What};
+use crate::steps::{BitmapChange, Fate, ImageChange, PairStop, Scenario, Stop, What};
 
 thread_local! {
     /// Whether this thread simulates.
@@ -33,17 +33,22 @@ fn keep_panics() {
 
 /// Runs a scenario; the error describes the failure.
 pub fn attempt(scenario: &Scenario) -> Result<Report, String> {
+    quietly(|| run(scenario)).flatten()
+}
+
+/// Does it; the error describes a panic, which is not printed.
+pub fn quietly<T>(what: impl FnOnce() -> T) -> Result<T, String> {
     keep_panics();
     PANIC.set(None);
     SIMULATES.set(true);
-    let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario)));
+    let result = panic::catch_unwind(AssertUnwindSafe(what));
     SIMULATES.set(false);
-    result.unwrap_or_else(|_| {
+    result.map_err(|_| {
         let text = PANIC.take().unwrap_or_default();
-        Err(match text.starts_with("hang: ") {
+        match text.starts_with("hang: ") {
             true => text,
             false => format!("panic: {text}"),
-        })
+        }
     })
 }
 
@@ -96,6 +101,9 @@ pub fn shrink(scenario: &Scenario, failure: &str, mut attempts: usize) -> (Scena
         is_better(&candidate, &mut best);
     }
     for n in 0..best.0.steps.len() {
+        let mut candidate = best.0.clone();
+        candidate.steps[n].beside = None;
+        is_better(&candidate, &mut best);
         for simpler in STEPS {
             let mut candidate = best.0.clone();
             simpler(&mut candidate.steps[n].what);
@@ -144,6 +152,16 @@ const STEPS: &[fn(&mut What)] = &[
     |what| {
         if let What::Request(request) = what {
             request.turns = 0;
+        }
+    },
+    |what| {
+        if let What::Pair(pair) = what {
+            pair.stop = PairStop::No;
+        }
+    },
+    |what| {
+        if let What::Pair(pair) = what {
+            pair.by_link = [false; 2];
         }
     },
     |what| {

@@ -8,6 +8,7 @@ use zebu::jobs::{CreateQcow2, RepairMode};
 use zebu::qcow2::Compression;
 use zebu::storage::CacheMode;
 
+use crate::deeds::Deed;
 use crate::disk::{Class, Cut, Failure, Fault};
 use crate::rng::Rng;
 
@@ -69,6 +70,60 @@ pub struct Step {
     pub seed: u64,
     /// Its kind.
     pub what: What,
+    /// What another program does meanwhile.
+    pub beside: Option<Beside>,
+}
+
+/// What another program does with the files of the simulation.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside {
+    /// What it does.
+    pub deed: Deed,
+    /// The base that it reads instead of the image; none if there is no such base.
+    pub base: Option<usize>,
+    /// It is killed after so many operations.
+    pub dies: Option<u32>,
+    /// The seed of the turns.
+    pub seed: u64,
+}
+
+/// Two programs that do something with one name at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    /// What they do.
+    pub deeds: [Deed; 2],
+    /// Whether by a symbolic link.
+    pub by_link: [bool; 2],
+    /// What is there before.
+    pub before: Before,
+    /// What stops them.
+    pub stop: PairStop,
+}
+
+/// What a name leads to at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// Nothing.
+    Nothing,
+    /// An empty file.
+    Empty,
+    /// A raw disk.
+    Raw,
+    /// A qcow2 image.
+    Qcow2,
+}
+
+/// What stops two programs.
+#[derive(Clone, Copy, Debug)]
+pub enum PairStop {
+    /// Nothing.
+    No,
+    /// The disk stops after so many operations.
+    Cut(u32, Cut),
+    /// One of them is killed after so many operations.
+    Kill(usize, u32),
+    /// Operations fail.
+    Fault(Fault),
 }
 
 /// The kind of a step.
@@ -92,6 +147,8 @@ pub enum What {
     Cut(Cut),
     /// A job, with the image closed.
     Job(Job, Stop),
+    /// Two programs and one name, with the image closed.
+    Pair(Pair),
     /// Zeroes at the end of the file are cut off, down to this length, as QEMU leaves files.
     Trim(u64),
     /// The file is damaged.
@@ -265,7 +322,7 @@ pub enum Damage {
 
 /// Kinds of steps that a simulation can leave out.
 pub const KINDS: &[&str] = &[
-    "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes", "bitmaps",
+    "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes", "bitmaps", "programs",
 ];
 
 impl Scenario {
@@ -275,24 +332,25 @@ impl Scenario {
         let mut rng = Rng::new(seed);
         let has_bitmaps = rng.one_in(2) && with("bitmaps");
         let origin = Origin::random(&mut rng, has_bitmaps);
-        let mut draw = Draw {
-            cluster: 1 << (origin.create.cluster_bits - 9),
-            sectors: (origin.create.size / 512) as usize,
-            hot: rng.below(1 << 20) as usize,
-            discards: 1 + rng.below(3),
-            drops: rng.one_in(2) && with("drops"),
-            stalls: rng.one_in(3) && with("stalls"),
-            faults: rng.one_in(3) && with("faults"),
-            damage: rng.one_in(3) && with("damage"),
-            cuts: rng.one_in(2) && with("cuts"),
-            jobs: rng.one_in(2) && with("jobs"),
-            changes: rng.one_in(2) && with("wholes"),
-            bitmaps: has_bitmaps,
-            bases: origin.bases.len() as u64,
-            planned: Vec::new(),
-            rng,
-        };
+        let mut draw = Draw::new(rng, &origin, has_bitmaps, &with);
         let steps = (1..=steps as u32).map(|id| draw.step(id)).collect();
+        Scenario { origin, steps }
+    }
+
+    /// A simulation that has only steps with two programs.
+    pub fn of_programs(seed: u64, steps: usize) -> Scenario {
+        let mut rng = Rng::new(seed);
+        let mut origin = Origin::random(&mut rng, false);
+        // Most of the operations are those of the names then.
+        origin.create.size = origin.create.size.min(64 << 10);
+        let mut draw = Draw::new(rng, &origin, false, &|_| true);
+        let steps = (1..=steps as u32).map(|id| Step {
+            id,
+            seed: draw.rng.next(),
+            what: What::Pair(draw.pair(id)),
+            beside: None,
+        });
+        let steps = steps.collect();
         Scenario { origin, steps }
     }
 }
@@ -421,12 +479,34 @@ struct Draw {
     jobs: bool,
     changes: bool,
     bitmaps: bool,
+    programs: bool,
     bases: u64,
     /// What comes next, the last one first.
     planned: Vec<What>,
 }
 
 impl Draw {
+    fn new(mut rng: Rng, origin: &Origin, has_bitmaps: bool, with: &dyn Fn(&str) -> bool) -> Draw {
+        Draw {
+            cluster: 1 << (origin.create.cluster_bits - 9),
+            sectors: (origin.create.size / 512) as usize,
+            hot: rng.below(1 << 20) as usize,
+            discards: 1 + rng.below(3),
+            drops: rng.one_in(2) && with("drops"),
+            stalls: rng.one_in(3) && with("stalls"),
+            faults: rng.one_in(3) && with("faults"),
+            damage: rng.one_in(3) && with("damage"),
+            cuts: rng.one_in(2) && with("cuts"),
+            jobs: rng.one_in(2) && with("jobs"),
+            changes: rng.one_in(2) && with("wholes"),
+            bitmaps: has_bitmaps,
+            programs: rng.one_in(2) && with("programs"),
+            bases: origin.bases.len() as u64,
+            planned: Vec::new(),
+            rng,
+        }
+    }
+
     fn step(&mut self, id: u32) -> Step {
         let seed = self.rng.next();
         let what = match self.rng.below(100) {
@@ -437,6 +517,7 @@ impl Draw {
                 let change = ImageChange::Bitmap(self.change_bitmap());
                 What::Change(change, self.stop())
             }
+            74..76 if self.programs => What::Pair(self.pair(id)),
             0..80 => What::Request(self.request()),
             80..83 => What::Wait,
             83..88 if self.changes => What::Change(self.change_image(), self.stop()),
@@ -450,7 +531,58 @@ impl Draw {
             99 => What::Open(self.opening()),
             _ => What::Request(self.request()),
         };
-        Step { id, seed, what }
+        let is_alone = matches!(what, What::Pair(_));
+        let beside = self.programs && !is_alone && self.rng.one_in(10);
+        Step {
+            id,
+            seed,
+            what,
+            beside: beside.then(|| self.beside(id)),
+        }
+    }
+
+    fn beside(&mut self, id: u32) -> Beside {
+        let deed = Deed::draw(&mut self.rng, id, false);
+        let rng = &mut self.rng;
+        Beside {
+            deed,
+            base: rng.one_in(4).then(|| rng.below(3) as usize),
+            dies: (self.cuts && rng.one_in(5)).then(|| rng.below(30) as u32),
+            seed: rng.next(),
+        }
+    }
+
+    fn pair(&mut self, id: u32) -> Pair {
+        let drops = self.drops;
+        let deeds = [0, 1].map(|n| Deed::draw(&mut self.rng, 0x800 * (n + 1) + id, drops));
+        let stop = match self.rng.below(8) {
+            0 if self.cuts => PairStop::Cut(self.operations(), self.cut()),
+            1 | 2 if self.cuts => {
+                let program = self.rng.below(2) as usize;
+                PairStop::Kill(program, self.operations())
+            }
+            3 | 4 if self.faults => PairStop::Fault(self.fault()),
+            _ => PairStop::No,
+        };
+        let rng = &mut self.rng;
+        Pair {
+            deeds,
+            by_link: [0, 1].map(|_| rng.one_in(4)),
+            before: rng.pick(&[
+                Before::Nothing,
+                Before::Nothing,
+                Before::Empty,
+                Before::Raw,
+                Before::Qcow2,
+            ]),
+            stop,
+        }
+    }
+
+    /// A number of operations, as often small as large.
+    fn operations(&mut self) -> u32 {
+        let most = 1 << self.rng.below(9);
+        self.rng.below(most) as u32
     }
 
     fn cut(&mut self) -> Cut {
@@ -671,7 +803,11 @@ impl fmt::Display for Scenario {
             writeln!(f, "  base {n}{below}: {base:?}")?;
         }
         for step in &self.steps {
-            writeln!(f, "  {:>4}  {:?}", step.id, step.what)?;
+            write!(f, "  {:>4}  {:?}", step.id, step.what)?;
+            match &step.beside {
+                Some(beside) => writeln!(f, " beside {beside:?}")?,
+                None => writeln!(f)?,
+            }
         }
         Ok(())
     }

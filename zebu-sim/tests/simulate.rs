@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use zebu_sim::deeds::Deed;
 use zebu_sim::shrink::{attempt, shrink};
-use zebu_sim::steps::Scenario;
+use zebu_sim::steps::{Before, Pair, PairStop, Scenario, Step, What};
 
 /// Steps of each simulation.
 const STEPS: usize = 120;
@@ -52,11 +53,95 @@ fn any_seed() {
     println!("cases: {runs} simulations of {STEPS} steps ({steps})");
 }
 
+/// As [`any_seed`], with nothing but two programs and one name.
+#[test]
+fn any_two_programs() {
+    const STEPS: usize = 10;
+    let first = number("ZEBU_SIM_SEED").unwrap_or(1);
+    let count = number("ZEBU_SIM_SEEDS");
+    let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(10));
+    let limit = seconds.map(Duration::from_secs);
+    let start = Instant::now();
+    let mut runs = 0;
+    for seed in first.. {
+        let is_late = limit.is_some_and(|limit| start.elapsed() >= limit);
+        if is_late || count.is_some_and(|count| runs >= count) {
+            break;
+        }
+        let scenario = Scenario::of_programs(seed, STEPS);
+        if let Err(failure) = attempt(&scenario) {
+            let (least, least_failure) = shrink(&scenario, &failure, 500);
+            panic!(
+                "seed {seed}: {failure}\nthe fewest steps that fail:\n{least}{least_failure}\n\
+                 again: cargo run -p zebu-sim -- --programs --seed {seed} --steps {STEPS}"
+            );
+        }
+        runs += 1;
+    }
+    println!("cases: {} pairs of programs", runs as usize * STEPS);
+}
+
+/// Two programs do this with one name, in the turns of each of so many seeds.
+fn together(deeds: [Deed; 2], before: Before, seeds: u32) {
+    let Scenario { origin, .. } = Scenario::of_programs(3, 0);
+    let steps = (1..=seeds).map(|id| Step {
+        id,
+        seed: id.into(),
+        what: What::Pair(Pair {
+            deeds,
+            by_link: [id % 4 == 1, id % 3 == 1],
+            before,
+            stop: PairStop::No,
+        }),
+        beside: None,
+    });
+    let steps = steps.collect();
+    if let Err(failure) = attempt(&Scenario { origin, steps }) {
+        panic!("{failure}");
+    }
+}
+
+/// The one that does not get the lock leaves the file to the other one, and if neither gets it there is
+/// no file.
+#[test]
+fn two_new_images_of_one_name() {
+    let convert = Deed::Convert("qcow2", false, None);
+    together([convert, convert], Before::Nothing, 60);
+    together(
+        [convert, Deed::Convert("raw", false, None)],
+        Before::Nothing,
+        60,
+    );
+}
+
+/// The one that made the file may lock it after the other one has filled it.
+#[test]
+fn what_another_program_has_filled_is_not_new() {
+    let deeds = [Deed::Convert("qcow2", false, None), Deed::CreateNew(700)];
+    together(deeds, Before::Nothing, 80);
+}
+
+#[test]
+fn a_new_image_that_loses_its_name_is_an_error() {
+    for deed in [
+        Deed::Convert("qcow2", false, None),
+        Deed::Convert("vdi", false, None),
+        Deed::Create("qcow2", 800),
+    ] {
+        for foreign in [Deed::Remove, Deed::Replace, Deed::MoveAway] {
+            together([deed, foreign], Before::Raw, 20);
+        }
+    }
+}
+
 /// A failure can only be repeated and shrunk if nothing but the seed matters.
 #[test]
 fn a_seed_always_gives_the_same_result() {
     for seed in 1000..1020 {
-        let scenario = scenario(seed);
+        let scenario = match seed % 5 {
+            0 => Scenario::of_programs(seed, 5),
+            _ => scenario(seed),
+        };
         let outcome = || match attempt(&scenario) {
             Ok(report) => format!("{:016x} {}", report.trace, report.operations),
             Err(failure) => failure,

@@ -1,18 +1,24 @@
 //! Jobs on the closed image.
 
-use zebu::block::{Device, Format, OpenOptions};
-use zebu::jobs::{
-    self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, RebaseOptions,
-    RepairMode, Target, create_qcow2,
-};
-use zebu::storage::{CacheMode, EngineKind, Queue};
+use std::ops::ControlFlow;
 
+use zebu::block::{Device, FileSpec, Objects, OpenOptions};
+use zebu::internal::new_image::Creation;
+use zebu::jobs::{
+    self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, RebaseOptions, RepairMode,
+};
+use zebu::storage::{CacheMode, EngineKind, LockRequest, Queue};
+
+use super::make::IMAGE;
 use super::{Run, Verdict, context, is_refusal};
 use crate::bitmaps::Bitmap;
 use crate::content::ZERO;
 use crate::model::Cell;
 use crate::sched;
 use crate::steps::{Job, Stop};
+
+/// The name of an image that is to take the place of the image.
+const NEW: &str = "new";
 
 impl Run<'_> {
     pub(super) fn job(&mut self, id: u32, job: Job, stop: Stop) -> Verdict {
@@ -262,7 +268,10 @@ impl Run<'_> {
 
     pub(super) fn repair(&mut self, mode: RepairMode) -> Verdict {
         let queue = sched::queue(4);
-        let file = self.disk.open(self.image, CacheMode::WriteBack, 1);
+        let spec = FileSpec::new(IMAGE);
+        let (caches, lock) = (&[CacheMode::WriteBack], LockRequest::QCOW2_WRITE);
+        let file = self.unlocked(|| spec.open_locked(caches, lock, &Objects::default()));
+        let file = file.map_err(context("open"))?.storage();
         let report = queue.block_on(jobs::repair(&queue, file, mode, &mut |_| {}, |_| {}));
         let report = report.map_err(|e| e.to_string())?;
         if self.damaged {
@@ -294,27 +303,26 @@ impl Run<'_> {
             .filter_map(|found| Some((found.info, found.bits?)))
             .collect();
         let names: Vec<_> = bitmaps.iter().map(|(info, _)| info.name.clone()).collect();
-        let create = CreateQcow2::default()
-            .size(source.size())
-            .cluster_bits(cluster_bits)
-            .extended_l2(cluster_bits >= 14 && id & 1 == 1);
-        let file = self.disk.add(Vec::new());
-        let storage = self.disk.open(file, CacheMode::WriteBack, 1);
-        queue
-            .block_on(create_qcow2(&queue, &*storage, None, &create, |_| {}))
-            .map_err(context("create the target"))?;
-        let options = OpenOptions::default()
-            .write(true)
-            .format(Some(Format::QCOW2));
-        let target = Device::from_storage(&queue, storage, &options);
-        let target = target.map_err(context("open the target"))?;
+        let extended = cluster_bits >= 14 && id & 1 == 1;
+        let mut options = vec![format!("cluster_size={}", 1 << cluster_bits).into()];
+        options.extend(extended.then(|| "extended_l2=on".into()));
+        let new = Creation::new(NEW.as_ref(), "qcow2", &options).map_err(context("new image"))?;
+        let compress = compress.then(CompressOptions::default);
+        let begun = new.begin(&queue, &source, compress);
+        let begun = begun.map_err(context("create the target"))?;
         let options = ConvertOptions::default()
-            .zero_from(Some(0))
-            .compress(compress.then(CompressOptions::default))
             .bitmaps(bitmaps)
             .engine(EngineKind::Threads);
-        let result = jobs::convert(vec![source], Target::Image(target), &options, |_| {});
-        result.map_err(|e| e.to_string())?;
+        let filled = begun.fill(source, options, |_| ControlFlow::Continue(()));
+        if let Err(e) = filled {
+            // There is none if the machine has stopped.
+            let _ = self.disk.remove(NEW);
+            return Err(e.to_string());
+        }
+        let file = self.disk.find(NEW).ok_or("the new image has no name")?;
+        let renamed = self.disk.rename(NEW, IMAGE);
+        renamed.map_err(|e| format!("rename the new image: {e}"))?;
+        self.disk.sync_names();
         // The run continues with the new image.
         self.image = file;
         self.data = None;

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Storages};
+use zebu::ErrorKind;
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions};
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
+use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use super::{Base, Run, Verdict, context};
@@ -15,6 +17,14 @@ use crate::rng::Rng;
 use crate::sched;
 use crate::steps::{NewBitmap, Opening, Scenario};
 
+/// The name of the image.
+pub const IMAGE: &str = "image";
+
+/// The name of a base.
+pub fn base_name(number: usize) -> String {
+    format!("base{number}")
+}
+
 impl<'a> Run<'a> {
     pub(super) fn new(scenario: &'a Scenario, disk: Arc<Disk>) -> Verdict<Self> {
         let origin = &scenario.origin;
@@ -23,7 +33,7 @@ impl<'a> Run<'a> {
             scenario,
             rng: Rng::new(0),
             clock: 1,
-            image: disk.add(Vec::new()),
+            image: disk.add_named(IMAGE),
             data: None,
             bases: Vec::new(),
             backing: (origin.backing < origin.bases.len()).then_some(origin.backing),
@@ -44,8 +54,8 @@ impl<'a> Run<'a> {
             change_dropped: false,
             disk,
         };
-        for _ in &origin.bases {
-            let file = run.disk.add(Vec::new());
+        for number in 0..origin.bases.len() {
+            let file = run.disk.add_named(base_name(number));
             run.bases.push(Base {
                 file,
                 format: Format::RAW,
@@ -58,7 +68,10 @@ impl<'a> Run<'a> {
         }
         let mut create = origin.create.clone();
         create.backing = run.backing.map(|number| run.backing_name(number));
-        run.data = create.data_file.is_some().then(|| run.disk.add(Vec::new()));
+        run.data = create
+            .data_file
+            .is_some()
+            .then(|| run.disk.add_named("data"));
         let open = |file| run.disk.open(file, CacheMode::WriteBack, 1);
         let data = run.data.map(open);
         let data = data.as_ref().map(|file| &**file as _);
@@ -71,6 +84,7 @@ impl<'a> Run<'a> {
                 |_| {},
             ))
             .map_err(context("create"))?;
+        run.disk.sync_names();
         let mut cells = zeroes((create.size / SECTOR) as usize);
         if let Some(base) = run.backing {
             for (cell, below) in cells.iter_mut().zip(&run.bases[base].model.cells) {
@@ -90,8 +104,7 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn backing_name(&self, number: usize) -> NewBacking {
-        NewBacking::new(format!("base{number}"))
-            .format(Some(self.bases[number].format.name().into()))
+        NewBacking::new(base_name(number)).format(Some(self.bases[number].format.name().into()))
     }
 
     pub(super) fn make_base(&mut self, queue: &Queue, number: usize) -> Verdict {
@@ -161,15 +174,27 @@ impl<'a> Run<'a> {
         number: usize,
         write: bool,
     ) -> zebu::Result<Device> {
-        let base = &self.bases[number];
         let options = OpenOptions::default()
-            .format(Some(base.format))
+            .format(Some(self.bases[number].format))
             .write(write)
             .discard(Some(true));
-        let below = base.below.map(|below| self.open_base(queue, below, false));
-        let storages = Storages::new(self.disk.open(base.file, CacheMode::WriteBack, 1))
-            .backing(below.transpose()?);
-        Device::from_storages(queue, storages, &options)
+        self.open_name(queue, &base_name(number), &options)
+    }
+
+    fn open_name(&self, queue: &Queue, name: &str, options: &OpenOptions) -> zebu::Result<Device> {
+        let source = Source::Name(name.into());
+        self.unlocked(|| Device::open(queue, &source, options))
+    }
+
+    /// Tries again as long as another program has a file locked.
+    pub(super) fn unlocked<T>(&self, open: impl Fn() -> zebu::Result<T>) -> zebu::Result<T> {
+        loop {
+            let are_two = self.disk.turns.are_two();
+            match open() {
+                Err(e) if are_two && e.kind() == ErrorKind::Locked => _ = self.disk.pause(),
+                opened => return opened,
+            }
+        }
     }
 
     pub(super) fn open(
@@ -178,15 +203,9 @@ impl<'a> Run<'a> {
         opening: &Opening,
         options: OpenOptions,
     ) -> zebu::Result<Device> {
-        let backing = match options.no_backing || options.check || options.inspect {
-            true => None,
-            false => self.backing.map(|base| self.open_base(queue, base, false)),
-        };
-        let open = |file| self.disk.open(file, opening.mode, opening.align) as _;
-        let storages = Storages::new(open(self.image))
-            .data(self.data.map(open))
-            .backing(backing.transpose()?);
-        Device::from_storages(queue, storages, &options.format(Some(Format::QCOW2)))
+        self.disk.set_align(opening.align);
+        let options = options.format(Some(Format::QCOW2)).cache(opening.mode);
+        self.open_name(queue, IMAGE, &options)
     }
 
     /// The options for opening the image where any will do.

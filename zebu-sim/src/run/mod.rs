@@ -14,12 +14,14 @@ use crate::rng::Rng;
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{ImageChange, Kind, Scenario, Step, Stop, What};
 
+mod beside;
 mod bitmaps;
 mod change;
 mod damage;
 mod job;
 mod judge;
 mod make;
+mod pair;
 mod session;
 
 /// The most requests in flight.
@@ -169,6 +171,13 @@ impl Run<'_> {
         self.rng = Rng::new(step.seed);
         let seed = self.rng.next();
         self.disk.seed(seed);
+        match &step.beside {
+            Some(beside) if !self.damaged && !self.refused => self.step_beside(step, beside),
+            _ => self.step_alone(step),
+        }
+    }
+
+    fn step_alone(&mut self, step: &Step) -> Verdict {
         match &step.what {
             What::Open(opening) => self.open_session(opening),
             What::Request(request) => self.request(step.id, request),
@@ -194,6 +203,7 @@ impl Run<'_> {
                 }
                 self.job(step.id, *job, *stop)
             }
+            What::Pair(pair) => self.pair(step.id, pair),
             What::Trim(bytes) => {
                 self.close(Stop::No)?;
                 self.trim(*bytes);

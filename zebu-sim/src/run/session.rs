@@ -177,6 +177,7 @@ impl Run<'_> {
 
     /// One turn of the scheduler: an operation of the disk ends, or a queue runs.
     pub(super) fn turn(&mut self) -> Verdict {
+        self.disk.pause();
         let Some(session) = &mut self.session else {
             return Ok(());
         };
