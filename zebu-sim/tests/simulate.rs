@@ -106,7 +106,7 @@ fn together(deeds: [Deed; 2], before: Before, seeds: u32) {
 #[test]
 fn two_new_images_of_one_name() {
     let convert = Deed::Convert("qcow2", false, None);
-    together([convert, convert], Before::Nothing, 60);
+    together([convert, convert], Before::Nothing, 30);
     together(
         [convert, Deed::Convert("raw", false, None)],
         Before::Nothing,
@@ -118,7 +118,7 @@ fn two_new_images_of_one_name() {
 #[test]
 fn what_another_program_has_filled_is_not_new() {
     let deeds = [Deed::Convert("qcow2", false, None), Deed::CreateNew(700)];
-    together(deeds, Before::Nothing, 80);
+    together(deeds, Before::Nothing, 50);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_new_image_that_loses_its_name_is_an_error() {
         Deed::Create("qcow2", 800),
     ] {
         for foreign in [Deed::Remove, Deed::Replace, Deed::MoveAway] {
-            together([deed, foreign], Before::Raw, 20);
+            together([deed, foreign], Before::Raw, 10);
         }
     }
 }
