@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,14 @@ pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
 
 fn read(name: &OsStr) -> Result<Appliance, Failure> {
     // In strict mode a descriptor opens no files.
-    Appliance::open(Path::new(name), !untrusted::is_on()).map_err(|e| failure(name, &e))
+    let appliance = Appliance::open(Path::new(name), !untrusted::is_on());
+    let appliance = appliance.map_err(|e| failure(name, &e))?;
+    for warning in &appliance.warnings {
+        // An error of standard error cannot be reported.
+        let name = printable(name.as_bytes());
+        let _ = writeln!(std::io::stderr(), "WARNING: '{name}': {warning}");
+    }
+    Ok(appliance)
 }
 
 /// Whether a file is the descriptor or the manifest of an appliance, or the archive that it is.

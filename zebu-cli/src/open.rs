@@ -18,7 +18,7 @@ use crate::file_name::after_file;
 use crate::invocation::Invocation;
 use crate::options::SourceOptions;
 use crate::printed::printable;
-use crate::untrusted;
+use crate::{same_file, untrusted};
 
 /// A queue on this thread, with the engine that the kernel offers.
 pub fn queue() -> Result<Queue, Failure> {
@@ -148,8 +148,23 @@ pub fn device_with(
 /// first, as in QEMU, which prints what is found.
 pub fn repaired(queue: &Queue, source: &Source, options: &OpenOptions) -> zebu::Result<Device> {
     let device = jobs::open(queue, source, options, &mut messages(std::io::stderr()))?;
+    check_output(&device)?;
     warn_if_guessed(&device);
     Ok(device)
+}
+
+/// Refuses an image that is read from the file which reports or messages go to: they would replace parts
+/// of it.
+pub fn check_output(device: &Device) -> zebu::Result<()> {
+    let mut files = device.all_layers().flat_map(|layer| layer.storages());
+    let found = files.find(|file| same_file::is_printed_to(file.path()));
+    found.map_or(Ok(()), |file| {
+        let name = printable(file.path().as_os_str().as_bytes());
+        Err(zebu::Error::Refused(format!(
+            "{}: '{name}'",
+            same_file::PRINTED_TO
+        )))
+    })
 }
 
 /// Writes what a check or a repair says, with the program's name where QEMU prints that.

@@ -6,6 +6,7 @@ use std::io::{self, Seek};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
+use rustix::fs::OFlags;
 use zebu::names::protocol;
 
 use crate::descriptors::was_closed;
@@ -65,6 +66,19 @@ pub fn is_open_file(name: &OsStr) -> bool {
     let number = descriptor(name, 1).filter(|_| name != STANDARD);
     let metadata = number.and_then(|_| fs::metadata(path(name)).ok());
     metadata.is_some_and(|metadata| metadata.is_file() && metadata.len() > 0)
+}
+
+/// Whether it is a file of which old content would stay behind what is written: one with bytes behind
+/// its position, that is not written at its end.
+///
+/// # Errors
+/// Those of fstat(2), lseek(2) and fcntl(2).
+pub fn has_content_behind(mut file: &File) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || rustix::fs::fcntl_getfl(file)?.contains(OFlags::APPEND) {
+        return Ok(false);
+    }
+    Ok(file.stream_position()? < metadata.len())
 }
 
 /// The open descriptor that a name means; `-` is `standard`.

@@ -11,7 +11,7 @@ use crate::archive::{self, BLOCK, Member};
 use crate::checksum::{Algorithm, Checksum};
 use crate::descriptor::{Descriptor, DiskEntry};
 use crate::manifest::Manifest;
-use crate::{Error, Result, href, refused, text};
+use crate::{Error, Result, href, printable, refused, text};
 
 /// Bytes of a descriptor or a manifest at most.
 const MAX_TEXT: u64 = 16 << 20;
@@ -26,6 +26,8 @@ pub struct Appliance {
     pub name: Option<String>,
     /// Its disks, in the order of the descriptor.
     pub disks: Vec<Disk>,
+    /// What a user should know, each a sentence: what of the manifests verifies nothing.
+    pub warnings: Vec<String>,
 }
 
 /// A disk of an appliance.
@@ -130,11 +132,15 @@ impl Container<'_> {
         let (manifest_name, manifest) = match self.manifest_name(&name)? {
             Some(name) => {
                 let bytes = self.text(&name)?.unwrap_or_default();
-                let manifest = Manifest::parse(&text::decode(bytes, "manifest")?)?;
+                let manifest = Manifest::parse(&text::decode(bytes, "manifest")?);
                 (name, manifest)
             }
             None => Default::default(),
         };
+        let mut warnings = Vec::from_iter(manifest.warning());
+        let unused = self.all_of("mf").filter(|other| **other != manifest_name);
+        warnings
+            .extend(unused.map(|name| printable(&format!("The manifest '{name}' is not used"))));
         let mut is_used = manifest.is_empty();
         if let Some(expected) = manifest.of_file(folder, &name) {
             expected.expect(&Checksum::of_bytes(expected.algorithm, &bytes), &name)?;
@@ -154,16 +160,33 @@ impl Container<'_> {
         Ok(Appliance {
             name: descriptor.name,
             disks,
+            warnings,
         })
+    }
+
+    /// The members of an archive with this ending.
+    fn all_of(&self, ending: &'static str) -> impl Iterator<Item = &String> {
+        let members = match self {
+            Container::Archive(_, _, members) => Some(members),
+            Container::Folder(..) => None,
+        };
+        let names = members.into_iter().flat_map(HashMap::keys);
+        names.filter(move |name| has_ending(name, ending))
     }
 
     fn descriptor_name(&self) -> Result<String> {
         match self {
-            Container::Archive(_, _, members) => {
-                let descriptors = members.iter().filter(|(name, _)| has_ending(name, "ovf"));
-                match descriptors.min_by_key(|(_, member)| member.offset) {
-                    Some((name, _)) => Ok(name.clone()),
-                    None => refused("The archive has no OVF descriptor"),
+            Container::Archive(..) => {
+                let mut names: Vec<&String> = self.all_of("ovf").collect();
+                names.sort();
+                match &names[..] {
+                    [] => refused("The archive has no OVF descriptor"),
+                    [only] => Ok((*only).clone()),
+                    [one, other, ..] => refused(format!(
+                        "The archive has {} OVF descriptors, such as '{one}' and '{other}': extract it, and \
+                         name the one that is meant",
+                        names.len()
+                    )),
                 }
             }
             Container::Folder(path, _) => {
@@ -251,7 +274,7 @@ impl Container<'_> {
         }
         disk.missing = Some(match entry.packed {
             Some(why) => why.to_owned(),
-            None => crate::printable(&format!("There is no '{}'", names[0])),
+            None => printable(&format!("There is no '{}'", names[0])),
         });
         Ok(disk)
     }
@@ -260,8 +283,13 @@ impl Container<'_> {
     fn find(&self, name: &str) -> Result<Option<(PathBuf, u64, u64)>> {
         match self {
             Container::Archive(path, _, members) => {
-                let found = members.get(name);
-                Ok(found.map(|member| (path.to_path_buf(), member.offset, member.length)))
+                let Some(member) = members.get(name) else {
+                    return Ok(None);
+                };
+                match member.unreadable {
+                    None => Ok(Some((path.to_path_buf(), member.offset, member.length))),
+                    Some(why) => refused(format!("'{name}' {why}")),
+                }
             }
             Container::Folder(path, opens_files) => {
                 let is_own = path.file_name().is_some_and(|own| own == name);

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use tar::{EntryType, Header, PaxExtensions};
+use tar::{EntryType, Header};
 
 use crate::printable;
 
@@ -17,13 +17,15 @@ const MAX_HEADERS: usize = 10_000;
 /// Bytes of an extension at most.
 const MAX_EXTENSION: u64 = 64 << 10;
 
-/// A regular file in an archive, inside the archive's file.
+/// A member of an archive, inside the archive's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Its first byte.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
+    /// Why it is no file that can be read, if it is none.
+    pub unreadable: Option<&'static str>,
 }
 
 fn invalid<T>(why: impl AsRef<str>) -> io::Result<T> {
@@ -47,15 +49,16 @@ pub(crate) fn is_header(block: &[u8; BLOCK as usize]) -> bool {
             .is_ok_and(|found| found == sum)
 }
 
-/// The name and the size that extended headers give the next member.
+/// What extended headers say of the next member.
 #[derive(Default)]
 struct Extended {
     name: Option<Vec<u8>>,
     size: Option<u64>,
+    is_sparse: bool,
 }
 
-/// The members of an archive by name. Two of the same name are refused, and so is what is no
-/// regular file, except for directories.
+/// The members of an archive by name, without directories. What is no regular file, or has the name of
+/// another, is unreadable: it matters only if something names it.
 pub(crate) fn members(file: &File) -> io::Result<HashMap<String, Member>> {
     let end = file.metadata()?.len();
     let mut members = HashMap::new();
@@ -89,7 +92,16 @@ pub(crate) fn members(file: &File) -> io::Result<HashMap<String, Member>> {
             Some(size) if !is_extension => size,
             _ => header.entry_size()?,
         };
-        let offset = at + BLOCK;
+        let mut offset = at + BLOCK;
+        if kind == EntryType::GNUSparse {
+            offset = behind_map(file, &block, offset, end)?;
+        }
+        let length = match kind {
+            EntryType::Symlink | EntryType::Char | EntryType::Block | EntryType::Fifo => 0,
+            // Some programs write the length of the file that it is a link of.
+            EntryType::Link if !has_data(file, offset, end)? => 0,
+            _ => length,
+        };
         let next = match offset.checked_add(length) {
             Some(last) if last <= end => last.next_multiple_of(BLOCK).min(end),
             _ => return invalid(format!("The member at offset {at} ends behind the archive")),
@@ -102,29 +114,65 @@ pub(crate) fn members(file: &File) -> io::Result<HashMap<String, Member>> {
             }
             EntryType::XHeader => extended.read_pax(&extension(file, offset, length)?)?,
             EntryType::GNULongLink | EntryType::XGlobalHeader => {}
-            EntryType::Regular | EntryType::Continuous => {
-                let name = extended.name.take();
+            EntryType::Directory => extended = Extended::default(),
+            _ => {
+                let Extended {
+                    name, is_sparse, ..
+                } = std::mem::take(&mut extended);
                 let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
                 let name = String::from_utf8_lossy(&name);
                 let parts = name.split('/').filter(|part| !["", "."].contains(part));
                 let name = parts.collect::<Vec<_>>().join("/");
-                match members.entry(name) {
-                    Entry::Vacant(entry) => entry.insert(Member { offset, length }),
-                    Entry::Occupied(entry) => {
-                        let name = entry.key();
-                        return invalid(format!("The archive has two members '{name}'"));
-                    }
+                let unreadable = match kind {
+                    EntryType::GNUSparse => Some(SPARSE),
+                    EntryType::Regular | EntryType::Continuous => is_sparse.then_some(SPARSE),
+                    EntryType::Link | EntryType::Symlink => Some("is a link in the archive"),
+                    _ => Some("is no regular file in the archive"),
                 };
-                extended = Extended::default();
-            }
-            EntryType::Directory => extended = Extended::default(),
-            _ => {
-                return invalid(format!("The member at offset {at} is no regular file"));
+                match members.entry(name) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(Member {
+                            offset,
+                            length,
+                            unreadable,
+                        });
+                    }
+                    Entry::Occupied(mut entry) => {
+                        entry.get_mut().unreadable = Some("is in the archive twice");
+                    }
+                }
             }
         }
         at = next;
     }
     invalid(format!("The archive has more than {MAX_HEADERS} headers"))
+}
+
+/// The message about a file of which holes are left out.
+const SPARSE: &str = "is a sparse file in the archive, which is not supported";
+
+/// Where the data of a sparse member of GNU tar begin: more of its map may follow the header.
+fn behind_map(file: &File, header: &[u8], mut at: u64, end: u64) -> io::Result<u64> {
+    // Whether there is more of it, in the header and in each block of the map.
+    let (in_header, in_map) = (482, 504);
+    let mut goes_on = header[in_header] != 0;
+    while goes_on && at + BLOCK <= end {
+        let mut block = [0; BLOCK as usize];
+        file.read_exact_at(&mut block, at)?;
+        goes_on = block[in_map] != 0;
+        at += BLOCK;
+    }
+    Ok(at)
+}
+
+/// Whether what follows a header is neither another one nor the end of the archive.
+fn has_data(file: &File, at: u64, end: u64) -> io::Result<bool> {
+    let mut block = [0; BLOCK as usize];
+    if end - at < BLOCK {
+        return Ok(false);
+    }
+    file.read_exact_at(&mut block, at)?;
+    Ok(block != [0; BLOCK as usize] && !is_header(&block))
 }
 
 /// The bytes of an extension.
@@ -138,26 +186,41 @@ fn extension(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
 }
 
 impl Extended {
-    fn read_pax(&mut self, bytes: &[u8]) -> io::Result<()> {
-        for extension in PaxExtensions::new(bytes) {
-            let extension = extension?;
-            match extension.key_bytes() {
-                b"path" => self.name = Some(extension.value_bytes().to_vec()),
+    /// Reads records of the form `LENGTH KEY=VALUE`, each with a newline at its end. A value may have
+    /// newlines, too.
+    fn read_pax(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() && bytes[0] != 0 {
+            let record = record(bytes);
+            let Some((length, key, value)) = record else {
+                return invalid("An extended header of the archive is damaged");
+            };
+            bytes = &bytes[length..];
+            match key {
+                b"path" => self.name = Some(value.to_vec()),
                 b"size" => {
-                    let size = extension.value().ok().and_then(|size| size.parse().ok());
+                    let size = str::from_utf8(value)
+                        .ok()
+                        .and_then(|size| size.parse().ok());
                     self.size = match size {
                         Some(size) => Some(size),
                         None => return invalid("A member of the archive has an invalid size"),
                     };
                 }
-                key if key.starts_with(b"GNU.sparse.") => {
-                    return invalid("Sparse members of an archive are not supported");
-                }
+                key if key.starts_with(b"GNU.sparse.") => self.is_sparse = true,
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// The first of these records: its length, the key and the value.
+fn record(bytes: &[u8]) -> Option<(usize, &[u8], &[u8])> {
+    let digits = bytes.iter().position(|byte| *byte == b' ')?;
+    let length: usize = str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?;
+    let rest = bytes.get(digits + 1..length)?.strip_suffix(b"\n")?;
+    let equals = rest.iter().position(|byte| *byte == b'=')?;
+    Some((length, &rest[..equals], &rest[equals + 1..]))
 }
 
 /// The header of a new member.
@@ -226,7 +289,7 @@ mod tests {
     #[test]
     fn pax_names_and_sizes() {
         let mut bytes = Vec::new();
-        let records = b"17 path=x/y.vmdk\n12 size=700\n";
+        let records = b"19 comment=a\n9 b=c\n17 path=x/y.vmdk\n12 size=700\n";
         let mut extension = Header::new_ustar();
         extension.set_path("pax").unwrap();
         extension.set_size(records.len() as u64);
@@ -243,16 +306,39 @@ mod tests {
     }
 
     #[test]
-    fn links_sparse_files_and_twins_are_refused() {
-        for kind in [EntryType::Link, EntryType::Symlink, EntryType::GNUSparse] {
+    fn links_sparse_files_and_twins_are_unreadable_alone() {
+        let unreadable = |bytes: &[u8], name: &str| {
+            let found = members(&file(bytes)).unwrap();
+            assert_eq!(found["next"].unreadable, None);
+            found[name].unreadable.is_some()
+        };
+        let next = archive(&["next"]);
+        for (kind, size) in [
+            (EntryType::Link, 0),
+            // The length of the file that it is a link of.
+            (EntryType::Link, 700),
+            (EntryType::Symlink, 0),
+            (EntryType::GNUSparse, 0),
+            (EntryType::Fifo, 0),
+        ] {
             let mut header = Header::new_gnu();
             header.set_path("x").unwrap();
-            header.set_size(0);
+            header.set_size(size);
             header.set_entry_type(kind);
             header.set_cksum();
-            members(&file(header.as_bytes())).unwrap_err();
+            let all = [header.as_bytes(), &next[..]].concat();
+            assert!(unreadable(&all, "x"), "{kind:?}");
         }
-        members(&file(&archive(&["a", "./a"]))).unwrap_err();
+        // One more block of the map of a sparse file.
+        let mut header = Header::new_gnu();
+        header.set_path("x").unwrap();
+        header.set_size(512);
+        header.set_entry_type(EntryType::GNUSparse);
+        header.as_gnu_mut().unwrap().isextended = [1];
+        header.set_cksum();
+        let all = [header.as_bytes(), &[0; 1024][..], &next].concat();
+        assert!(unreadable(&all, "x"));
+        assert!(unreadable(&archive(&["a", "./a", "next"]), "a"));
         assert_eq!(members(&file(&archive(&["a", "b"]))).unwrap().len(), 2);
         let mut folder = archive(&["a"]);
         let mut header = Header::new_ustar();

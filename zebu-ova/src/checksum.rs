@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sha1::Sha1;
 use sha2::digest::DynDigest;
-use sha2::{Sha256, Sha512};
+use sha2::{Sha256, Sha384, Sha512};
 
 use crate::{Error, Result, refused};
 
@@ -23,18 +23,26 @@ pub enum Algorithm {
     Sha1,
     /// SHA-256 (FIPS 180-4).
     Sha256,
+    /// SHA-384 (FIPS 180-4).
+    Sha384,
     /// SHA-512 (FIPS 180-4).
     Sha512,
 }
 
 impl Algorithm {
-    const ALL: [Algorithm; 3] = [Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512];
+    const ALL: [Algorithm; 4] = [
+        Algorithm::Sha1,
+        Algorithm::Sha256,
+        Algorithm::Sha384,
+        Algorithm::Sha512,
+    ];
 
     /// The name in a manifest.
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::Sha1 => "SHA1",
             Algorithm::Sha256 => "SHA256",
+            Algorithm::Sha384 => "SHA384",
             Algorithm::Sha512 => "SHA512",
         }
     }
@@ -50,6 +58,7 @@ impl Algorithm {
         match self {
             Algorithm::Sha1 => Box::new(Sha1::default()),
             Algorithm::Sha256 => Box::new(Sha256::default()),
+            Algorithm::Sha384 => Box::new(Sha384::default()),
             Algorithm::Sha512 => Box::new(Sha512::default()),
         }
     }

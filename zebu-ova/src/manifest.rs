@@ -4,29 +4,46 @@ use std::collections::HashMap;
 
 use crate::checksum::{Algorithm, Checksum};
 use crate::href::in_folder;
-use crate::{Result, refused};
+use crate::printable;
 
 /// The checksums of files by name. Of several of one file the last counts.
 #[derive(Debug, Default)]
-pub(crate) struct Manifest(HashMap<String, Checksum>);
+pub(crate) struct Manifest {
+    checksums: HashMap<String, Checksum>,
+    /// The first line that is none of a known checksum, and how many there are.
+    odd: Option<(String, usize)>,
+}
 
 impl Manifest {
-    pub(crate) fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Self {
         let text = text.trim_start_matches('\u{feff}');
-        let lines = text.lines().filter(|line| !line.trim().is_empty());
-        let entries = lines.map(|line| match entry(line) {
-            Some(entry) => Ok(entry),
-            None => {
-                let shown: String = line.chars().take(80).collect();
-                refused(format!("The manifest has an invalid line: {shown:?}"))
+        let mut manifest = Manifest::default();
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            if let Some((name, checksum)) = entry(line) {
+                manifest.checksums.insert(name, checksum);
+                continue;
             }
-        });
-        entries.collect::<Result<_>>().map(Manifest)
+            match &mut manifest.odd {
+                Some((_, count)) => *count += 1,
+                None => manifest.odd = Some((line.chars().take(80).collect(), 1)),
+            }
+        }
+        manifest
+    }
+
+    /// What is said of lines that verify nothing, if there are such.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let (line, count) = self.odd.as_ref()?;
+        let lines = match count {
+            1 => "a line that verifies nothing".to_owned(),
+            count => format!("{count} lines that verify nothing, the first one"),
+        };
+        Some(printable(&format!("The manifest has {lines}: {line}")))
     }
 
     /// Whether there are no checksums.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.checksums.is_empty()
     }
 
     /// The checksum of a file by its name in the archive: the manifest is in `folder`, and has names that
@@ -40,7 +57,7 @@ impl Manifest {
 
     /// The checksum of a file.
     pub(crate) fn of(&self, name: &str) -> Option<&Checksum> {
-        self.0.get(name)
+        self.checksums.get(name)
     }
 }
 
@@ -72,12 +89,12 @@ mod tests {
             "SHA1(a (1).vmdk)= {sha1}\r\n\nSHA1 (b) = {}\n",
             sha1.to_uppercase()
         );
-        let manifest = Manifest::parse(&text).unwrap();
+        let manifest = Manifest::parse(&text);
         let empty = Checksum::of_bytes(Algorithm::Sha1, b"");
         assert_eq!(manifest.of("a (1).vmdk"), Some(&empty));
         assert_eq!(manifest.of("b"), Some(&empty));
         assert_eq!(manifest.of("c"), None);
-        let here = Manifest::parse(&format!("SHA1(./d)= {sha1}")).unwrap();
+        let here = Manifest::parse(&format!("SHA1(./d)= {sha1}"));
         assert_eq!(here.of("d"), Some(&empty));
         assert_eq!(empty.to_string(), sha1);
         let checksum = Checksum::of_bytes(Algorithm::Sha256, b"abc");
@@ -85,11 +102,11 @@ mod tests {
         let written = line("x", &checksum);
         assert_eq!(written, format!("SHA256(x)= {digits}\n"));
         let twice = line("x", &empty) + &written;
-        assert_eq!(Manifest::parse(&twice).unwrap().of("x"), Some(&checksum));
+        assert_eq!(Manifest::parse(&twice).of("x"), Some(&checksum));
     }
 
     #[test]
-    fn invalid_lines() {
+    fn lines_that_verify_nothing_are_told() {
         for bad in [
             "SHA1(a)= 00",
             "SHA1(a) da39a3ee5e6b4b0d3255bfef95601890afd80709",
@@ -98,7 +115,12 @@ mod tests {
             "SHA1 a",
             "x",
         ] {
-            Manifest::parse(bad).unwrap_err();
+            let good = "SHA1(a)= da39a3ee5e6b4b0d3255bfef95601890afd80709";
+            let manifest = Manifest::parse(&format!("{bad}\n{good}\n"));
+            assert!(manifest.of("a").is_some());
+            let said = manifest.warning().unwrap();
+            assert!(said.ends_with(bad) && !said.contains("lines"), "{said}");
+            assert_eq!(Manifest::parse(good).warning(), None);
         }
     }
 }

@@ -256,6 +256,11 @@ fn disks(arguments: &Take) -> Result<Vec<Disk>, Failure> {
     }
     let mut disks = Vec::new();
     for (index, name) in arguments.names.iter().enumerate() {
+        let file = file_of(name).ok().filter(same_file::is_local);
+        if file.is_some_and(|file| same_file::is_printed_to(&file.bottom().path)) {
+            let why = format!("{}: {}", name.shown(), same_file::PRINTED_TO);
+            return Err(Failure::new(why));
+        }
         let disk_name = match arguments.disk_names.get(index) {
             Some(name) => name.clone(),
             None => disk_name(name)?,

@@ -153,6 +153,7 @@ fn collect(
         }
         let device =
             Device::open(queue, &source, &options).map_err(|e| open::failure(&name, &e))?;
+        open::check_output(&device).map_err(|e| open::failure(&name, &e))?;
         open::warn_if_guessed(&device);
         let report = Report::of(queue, &device, shown.limits);
         let mut report = report.map_err(|e| open::failure(&name, &e))?;

@@ -641,6 +641,70 @@ fn memory_is_bounded() {
     }
 }
 
+/// Standard output that is open for reading and writing keeps what is in its file.
+#[test]
+fn standard_output_is_no_file_with_content() {
+    if beyond_qemu("QEMU writes no streams") {
+        return;
+    }
+    let lab = Lab::new();
+    fs::write(lab.path("i"), vec![7; 1 << 20]).unwrap();
+    lab.make("create -b i -F raw top");
+    let old = vec![9; 3 << 20];
+    fs::write(lab.path("longer"), &old).unwrap();
+    for options in ["-O raw", "-O qcow2"] {
+        let line = format!("\"$0\" convert -f raw {options} i - 1<>longer");
+        lab.shell(&line)
+            .fails_with("that has content, of which a part would stay");
+        assert!(fs::read(lab.path("longer")).unwrap() == old, "{options}");
+    }
+    // At its end, and where nothing is behind.
+    lab.shell("\"$0\" convert -f raw i - >>longer").ok(">>");
+    let appended = fs::read(lab.path("longer")).unwrap();
+    assert!(appended == [&old[..], &vec![7; 1 << 20]].concat());
+    lab.shell("\"$0\" convert -f raw i - 1<>new")
+        .ok("1<> a new file");
+    lab.assert_same_bytes("new", "i", "1<>");
+    // What is printed would replace what is read.
+    let before = (
+        fs::read(lab.path("top")).unwrap(),
+        fs::read(lab.path("i")).unwrap(),
+    );
+    for line in [
+        "info top 1<>top",
+        "info --output=json top >>top",
+        "info -f raw i 1<>i",
+        "info --backing-chain top 1<>i",
+        "map top 1<>i",
+        "check top 1<>top",
+        "check -r all top 1<>top",
+        "measure -O raw top 1<>top",
+        "compare top top 2>>top",
+        "io -c 'read 0 1M' top 1<>i",
+        "resize top 2M 2>>i",
+        "dd if=top of=out 2>>top",
+        "backup top --to set 1<>top",
+    ] {
+        let answer = lab.shell(&format!("\"$0\" {line}"));
+        assert!(answer.status != 0, "{line}: {answer:#?}");
+        let said = answer.err + &answer.out;
+        assert!(
+            said.is_empty() || said.contains("goes to this file"),
+            "{line}: {said}"
+        );
+        let now = (
+            fs::read(lab.path("top")).unwrap(),
+            fs::read(lab.path("i")).unwrap(),
+        );
+        // A message that goes there is there.
+        if !line.contains("2>>") {
+            assert!(now == before, "{line}");
+        }
+        fs::write(lab.path("top"), &before.0).unwrap();
+        fs::write(lab.path("i"), &before.1).unwrap();
+    }
+}
+
 /// The size of a raw disk or of a compressed image in a pipe is known when it has ended: until then
 /// nothing says that all is done.
 #[test]

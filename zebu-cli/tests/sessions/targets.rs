@@ -332,6 +332,10 @@ fn elsewhere(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Re
 /// read through a loop device.
 fn by_loop_device(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -> Result<()> {
     let file = &source.reads[rng.below(source.reads.len() as u64) as usize];
+    // A loop device on less than a sector has nothing of its file.
+    if fs::metadata(file).is_ok_and(|file| file.len() < 512) {
+        return onto_file(shell, rng, cwd, source);
+    }
     let made = Command::new("losetup")
         .args(["-f", "--show"])
         .arg(file)
@@ -376,7 +380,7 @@ fn by_descriptor(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -
         |target: &str| [words(&["convert"]), input.clone(), words(&[name, target])].concat();
     let import = |target: &str| words(&["import", name, target]);
     let is_json = source.kind == Kind::Json;
-    let (args, redirection, file) = match rng.below(6) {
+    let (args, redirection, file) = match rng.below(8) {
         // The disk to what it is read from.
         0 | 1 => (convert(rng.pick(&outputs)), append, read),
         // The verdict to the source.
@@ -396,6 +400,30 @@ fn by_descriptor(shell: &mut Shell, rng: &mut Rng, cwd: &str, source: &Source) -
             let to = rng.pick(&["7>>\"$FILE\"", "7<>\"$FILE\""]);
             (all[rng.below(2) as usize].clone(), to, &old)
         }
+        // What is printed about an image goes to what is read.
+        5 if source.kind != Kind::Appliance => {
+            let format = format!("--output={}", rng.pick(&["human", "json"]));
+            let all = [
+                [words(&["info"]), vec![format.clone()]].concat(),
+                [words(&["map"]), vec![format]].concat(),
+                words(&["measure", "-O", "qcow2"]),
+                words(&["snapshot", "-l"]),
+                words(&["check"]),
+            ];
+            // `check` is of images that have one.
+            let of = if source.format == "qcow2" { 5 } else { 3 };
+            let nth = rng.below(of) as usize;
+            // Only these read what is behind the image.
+            let file = if [1, 2].contains(&nth) {
+                read
+            } else {
+                &source.reads[0]
+            };
+            let all = [all[nth].clone(), input.clone(), words(&[name])];
+            (all.concat(), append, file)
+        }
+        // The old content would stay behind the image.
+        5 | 6 => (convert(rng.pick(&outputs)), "1<>\"$FILE\"", &old),
         _ => {
             let all = [
                 import(&new),

@@ -118,7 +118,7 @@ fn archives() {
         let folder = ["", "./", "vm/", "./a/b/"][random.below(4) as usize];
         let (text, encoding) = encoded(random, "d.vmdk");
         let (kind, manifest_name) = (
-            ["SHA1", "SHA256", "SHA512"][random.below(3) as usize],
+            ["SHA1", "SHA256", "SHA384", "SHA512"][random.below(4) as usize],
             ["a.mf", "a.MF", "disk1.mf", ""][random.below(4) as usize],
         );
         let is_damaged = random.one_in(3);
@@ -131,6 +131,11 @@ fn archives() {
             let folder = if random.one_in(4) { folder } else { "" };
             let blank = if random.one_in(2) { " " } else { "" };
             manifest += &format!("{kind}{blank}({folder}{name})= {digits}\r\n");
+        }
+        // A line that nothing is known of is told, and the others count.
+        let is_odd = random.one_in(3);
+        if is_odd {
+            manifest.insert_str(0, &format!("SHA3-256(d.vmdk)= {}\n", "0".repeat(64)));
         }
         let mut members = vec![
             (format!("{folder}a.ovf"), text),
@@ -145,7 +150,8 @@ fn archives() {
             members.rotate_left(at);
         }
         let has_apple = random.one_in(2);
-        let mut archive = Vec::new();
+        // What nothing names may be anything.
+        let mut archive = others(random);
         for (name, bytes) in &members {
             if has_apple {
                 let (folder, base) = name.rsplit_once('/').unwrap_or(("", name));
@@ -175,17 +181,93 @@ fn archives() {
             let take = ["convert", "--disk", "1", "-O", "raw", file, "taken"];
             let answer = lab.zebu(&[strict, &take].concat());
             if is_damaged && !manifest_name.is_empty() {
-                answer.fails_with("is damaged");
+                answer.orderly(&spelt);
+                assert!(
+                    answer.status == 1 && answer.err.contains("is damaged"),
+                    "{spelt}: {answer:?}"
+                );
                 continue;
             }
-            answer.ok(&spelt);
+            let answer = answer.ok(&spelt);
+            let is_told = answer.err.contains("verifies nothing: SHA3-256(d.vmdk)");
+            assert!(
+                is_told == (is_odd && !manifest_name.is_empty()),
+                "{spelt}: {answer:?}"
+            );
             assert!(fs::read(lab.path("taken")).unwrap() == disk, "{spelt}");
             // One disk that is missing leaves the others.
             let take = ["convert", "--disk", "2", "-O", "raw", file, "gone"];
-            lab.zebu(&[strict, &take].concat()).fails_with("gone.vmdk");
+            let answer = lab.zebu(&[strict, &take].concat());
+            answer.orderly(&spelt);
+            assert!(
+                answer.status == 1 && answer.err.contains("gone.vmdk"),
+                "{spelt}: {answer:?}"
+            );
         }
         spelt
     });
+}
+
+/// Members that are no regular files, or that have unusual headers.
+fn others(random: &mut Rng) -> Vec<u8> {
+    let mut archive = Vec::new();
+    for nth in 0..random.below(4) {
+        let name = format!("other{nth}");
+        // A link, as hard links sometimes are with a length, a FIFO, a device.
+        let kind = [b'1', b'2', b'6', b'3'][random.below(4) as usize];
+        match random.below(3) {
+            0 => archive.extend(header(name.as_bytes(), 0, kind, "ustar")),
+            1 => archive.extend(header(name.as_bytes(), 700, b'1', "gnu")),
+            _ => {
+                let record = b"28 comment=of two\nlines x=y\n";
+                archive.extend(header(b"PaxHeader", record.len(), b'x', "ustar"));
+                archive.extend(record);
+                archive.resize(archive.len().next_multiple_of(512), 0);
+                add(&mut archive, &name, b"text", "ustar");
+            }
+        }
+    }
+    archive
+}
+
+/// What an appliance has more than once, or that is no file, is not taken at random.
+#[test]
+fn several_descriptors_and_links() {
+    let lab = Lab::new();
+    let disk = content(&mut Rng::new(1), 8);
+    let text = "<Envelope><File id='f' href='d.raw'/><Disk diskId='d' fileRef='f' format='raw'/></Envelope>";
+    let make = |members: &[(&str, &[u8])], more: &[Vec<u8>]| {
+        let mut archive = Vec::new();
+        for (name, bytes) in members {
+            add(&mut archive, name, bytes, "ustar");
+        }
+        archive.extend(more.concat());
+        archive.resize(archive.len() + 1024, 0);
+        fs::write(lab.path("x.ova"), archive).unwrap();
+        lab.zebu(&["convert", "--disk", "1", "-O", "raw", "x.ova", "out"])
+    };
+    let (text, raw) = (text.as_bytes(), &*disk);
+    make(&[("a.ovf", text), ("vm/b.ovf", text), ("d.raw", raw)], &[])
+        .fails_with("2 OVF descriptors, such as 'a.ovf' and 'vm/b.ovf'");
+    let link = header(b"d.raw", 0, b'2', "ustar");
+    make(&[("a.ovf", text)], std::slice::from_ref(&link)).fails_with("'d.raw' is a link");
+    make(&[("a.ovf", text), ("d.raw", raw), ("./d.raw", raw)], &[]).fails_with("twice");
+    let link = header(b"latest.raw", 0, b'2', "ustar");
+    make(&[("a.ovf", text), ("d.raw", raw)], &[link]).ok("a link that nothing names");
+    assert!(fs::read(lab.path("out")).unwrap() == disk);
+    let sum = digest(&lab, "SHA1", raw);
+    let (own, other) = (format!("SHA1(d.raw)= {sum}\n"), "SHA1(x)= 0\n");
+    let answer = make(
+        &[
+            ("a.ovf", text),
+            ("d.raw", raw),
+            ("a.mf", own.as_bytes()),
+            ("b.mf", other.as_bytes()),
+        ],
+        &[],
+    );
+    let said = answer.ok("a manifest that is not used").err;
+    assert_eq!(said, "WARNING: 'x.ova': The manifest 'b.mf' is not used\n");
 }
 
 /// A file in chunks says so, not that it is not there.

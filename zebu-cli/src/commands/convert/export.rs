@@ -131,6 +131,13 @@ impl Output {
                 if is_read {
                     return Err(read_from(arguments.target()));
                 }
+                if streams::has_content_behind(&file)? {
+                    let name = arguments.target().shown();
+                    let why = "This is an open file that has content, of which a part would stay behind the image";
+                    return Err(Failure::new(format!("{name}: {why}")).with_next(
+                        "'>' empties a file, '>>' writes at its end, and its own name replaces it",
+                    ));
+                }
                 let is_durable = match &arguments.target_cache {
                     Some(cache) => !target_cache(Some(cache))?.ignores_flushes(),
                     None => true,
