@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -422,18 +422,19 @@ fn a_file_that_changes_is_refused() {
         return;
     }
     let lab = images(48 << 20);
-    let ended = AtomicBool::new(false);
+    let (end, ended) = mpsc::channel::<()>();
     let verdict = std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let lab = &lab;
+        scope.spawn(move || {
             let file = fs::File::options().write(true).open(lab.path("x.qcow2"));
             let file = file.unwrap();
-            while !ended.load(Ordering::Relaxed) {
+            // Until the other end is dropped, also by a panic.
+            while ended.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
                 file.set_modified(std::time::SystemTime::now()).unwrap();
-                std::thread::sleep(Duration::from_millis(5));
             }
         });
-        let verdict = import(&lab, &["x.qcow2"], 5);
-        ended.store(true, Ordering::Relaxed);
+        let verdict = import(lab, &["x.qcow2"], 5);
+        drop(end);
         verdict
     });
     says(&verdict, "was changed while it was read");

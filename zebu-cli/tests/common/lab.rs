@@ -38,6 +38,33 @@ impl Default for Limits {
 /// short and messages do not depend on where the tests run.
 pub struct Lab {
     dir: tempfile::TempDir,
+    _watch: mpsc::Sender<()>,
+}
+
+/// A test may not take longer than this.
+const TEST_LIMIT: Duration = Duration::from_secs(900);
+
+/// Kills what runs in a folder after the time limit, so that its test fails instead of waiting for
+/// ever, and says what that was. The watch ends when the returned value is dropped.
+fn watch(folder: PathBuf) -> mpsc::Sender<()> {
+    let test = thread::current().name().unwrap_or("a test").to_owned();
+    let (end, ended) = mpsc::channel();
+    thread::spawn(move || {
+        if ended.recv_timeout(TEST_LIMIT) != Err(mpsc::RecvTimeoutError::Timeout) {
+            return;
+        }
+        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let there = fs::read_link(process.path().join("cwd"));
+            if there.is_ok_and(|there| there.starts_with(&folder)) {
+                let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+                let line = String::from_utf8_lossy(&line).replace('\0', " ");
+                eprintln!("{test}: killed after {TEST_LIMIT:?}: {line}");
+                let id = process.file_name().into_string().unwrap_or_default();
+                let _ = Command::new("kill").args(["-KILL", &id]).status();
+            }
+        }
+    });
+    end
 }
 
 impl Lab {
@@ -47,7 +74,8 @@ impl Lab {
             .prefix("zebu-test-")
             .tempdir()
             .expect("a temporary folder");
-        Self { dir }
+        let _watch = watch(dir.path().to_owned());
+        Self { dir, _watch }
     }
 
     /// The path of a file in the folder.
@@ -194,9 +222,11 @@ impl Lab {
         let out = drain(child.stdout.take().expect("piped"), done.clone());
         let err = drain(child.stderr.take().expect("piped"), done);
         let mut stdin = child.stdin.take().expect("piped");
+        let input = input.to_vec();
         // The program need not read its input.
-        let _ = stdin.write_all(input);
-        drop(stdin);
+        thread::spawn(move || {
+            let _ = stdin.write_all(&input);
+        });
 
         let deadline = Instant::now() + limits.time;
         for _ in 0..2 {
