@@ -116,7 +116,32 @@ impl Drop for Running<'_> {
 /// The least bytes of a large read ([`super::QueueOptions::force_async`]).
 const LARGE_READ: u64 = 512 << 10;
 
+/// How many reads that were executed at once futures go on with in one turn without yielding.
+const AT_ONCE: u32 = 16;
+
 impl Inner {
+    /// The result of a read of what is in the page cache, which this thread executes at once: it
+    /// takes less time than to give it to the engine, which would copy on this thread too.
+    ///
+    /// # Safety
+    /// The promise of [`Engine::submit`] holds.
+    pub(super) unsafe fn read_at_once(&self, op: &Op) -> Option<i32> {
+        let short = op.kind == OpKind::Read && op.length < LARGE_READ;
+        if !short || !op.buffered || self.options.inline_buffered {
+            return None;
+        }
+        // SAFETY: passed on.
+        unsafe { op.complete_cached() }
+    }
+
+    /// Whether a future may go on with a result that it had at once. If not, it yields: futures that
+    /// never wait would keep the others from running.
+    pub(super) fn goes_on(&self) -> bool {
+        let left = self.at_once.get();
+        self.at_once.set(left.saturating_sub(1));
+        left > 0
+    }
+
     /// Starts an operation: at the end of this turn at the latest.
     pub(super) fn start(&self, token: Token, mut op: Op) {
         self.in_flight.set(self.in_flight.get() + 1);
@@ -159,6 +184,7 @@ impl Inner {
     /// Ends a turn of the loop: this thread executes at most one operation, so that its bytes are
     /// used while they are in the processor's cache, and gives the others to the engine.
     pub(super) fn end_round(&self, sleeps: bool, done: &mut Vec<Completion>) {
+        self.at_once.set(AT_ONCE);
         let alone = self.in_flight.get() == 1;
         let first = self.inline.borrow_mut().pop_front();
         let round = Round {

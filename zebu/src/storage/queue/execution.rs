@@ -5,12 +5,13 @@ use super::super::engine::{Op, OpKind};
 
 /// Which thread executes an operation, for all engines alike.
 ///
-/// The queue's thread executes a read, a write, a change of length or a search for holes inline if
-/// it is the only operation in flight and the thread would sleep until its end. While it waits for
-/// descriptors too, or has other work, it does so only with operations that cannot take long: a
-/// write to the page cache, and a read of what lies there. With
+/// A short read of what is in the page cache has ended before it gets here (`Inner::read_at_once`).
+/// Of the others, the queue's thread executes a read, a write, a change of length or a search for
+/// holes inline if it is the only operation in flight and the thread would sleep until its end. While
+/// it waits for descriptors too, or has other work, it does so only with a write to the page cache,
+/// which cannot take long. With
 /// [`QueueOptions::inline_buffered`](super::QueueOptions::inline_buffered) it always executes these,
-/// and searches for holes. All others are the engine's.
+/// reads of what is in the page cache, and searches for holes. All others are the engine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Execution {
     /// By the queue's thread.
@@ -35,7 +36,6 @@ pub(super) struct Round {
 impl Execution {
     /// How `op`, which was started in this turn, is executed.
     pub fn of(op: &Op, round: Round) -> Self {
-        let is_buffered = op.buffered && (round.alone || round.inline_buffered);
         match op.kind {
             OpKind::Read | OpKind::Write | OpKind::SetLength | OpKind::Extent
                 if round.alone && round.sleeps =>
@@ -43,8 +43,8 @@ impl Execution {
                 Self::Inline
             }
             OpKind::Extent if round.inline_buffered => Self::Inline,
-            OpKind::Read if is_buffered => Self::InlineIfCached,
-            OpKind::Write if is_buffered => Self::Inline,
+            OpKind::Read if op.buffered && round.inline_buffered => Self::InlineIfCached,
+            OpKind::Write if op.buffered && (round.alone || round.inline_buffered) => Self::Inline,
             _ => Self::Engine,
         }
     }
@@ -102,11 +102,13 @@ mod tests {
         }
         for (alone, inline) in [(true, false), (false, true)] {
             let read = execution(OpKind::Read, true, alone, false, inline);
+            let expected = match inline {
+                true => Execution::InlineIfCached,
+                false => Execution::Engine,
+            };
+            assert_eq!(read, expected);
             let write = execution(OpKind::Write, true, alone, false, inline);
-            assert_eq!(
-                (read, write),
-                (Execution::InlineIfCached, Execution::Inline)
-            );
+            assert_eq!(write, Execution::Inline);
         }
         let extent = |inline| execution(OpKind::Extent, true, true, false, inline);
         assert_eq!(

@@ -55,16 +55,15 @@ impl Queue {
     pub(crate) unsafe fn submit(&self, op: Op, fd: &Arc<OwnedFd>) -> Io {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
         debug_assert_eq!(op.fd, fd.as_raw_fd());
+        // SAFETY: passed on.
+        if let Some(result) = unsafe { self.inner.read_at_once(&op) } {
+            return self.io(State::AtOnce(result));
+        }
         let token = self.inner.slots.borrow_mut().take(Some(fd.clone()));
         // The `Io` ends after the operation, also if it is dropped.
         self.inner.start(token, op);
         self.inner.submitted();
-        Io {
-            queue: self.for_itself(),
-            token,
-            ended: false,
-            _not_send: PhantomData,
-        }
+        self.io(State::Started(token))
     }
 
     /// Begins to wait for a descriptor, which stays open until the [`Io`] has
@@ -75,10 +74,13 @@ impl Queue {
         self.inner.watches.set(self.inner.watches.get() + 1);
         self.inner.engine.borrow_mut().watch(token, fd, interest);
         self.inner.submitted();
+        self.io(State::Started(token))
+    }
+
+    fn io(&self, state: State) -> Io {
         Io {
             queue: self.for_itself(),
-            token,
-            ended: false,
+            state,
             _not_send: PhantomData,
         }
     }
@@ -139,30 +141,62 @@ impl Queue {
 /// Dropping it waits for the end, since the memory may go away afterwards.
 pub(crate) struct Io {
     queue: Queue,
-    token: Token,
-    ended: bool,
+    state: State,
     _not_send: PhantomData<*const ()>,
+}
+
+/// Where an [`Io`] is.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// It was executed at once, with this result.
+    AtOnce(i32),
+    /// As this, and its future has yielded.
+    Yielded(i32),
+    /// The engine has it, or its result is in the slot.
+    Started(Token),
+    /// The result was taken.
+    Ended,
 }
 
 impl Io {
     /// Makes this, which [`Queue::watch`] made, end soon if it has not ended.
     pub(in super::super) fn cancel_watch(&mut self) {
-        if !self.ended && self.take_result().is_none() {
-            self.queue.inner.engine.borrow_mut().unwatch(self.token);
+        if let State::Started(token) = self.state
+            && self.take_result(token).is_none()
+        {
+            self.queue.inner.engine.borrow_mut().unwatch(token);
             self.queue.inner.submitted();
         }
     }
 
-    fn take_result(&mut self) -> Option<i32> {
+    fn take_result(&mut self, token: Token) -> Option<i32> {
         let mut slots = self.queue.inner.slots.borrow_mut();
-        let slot = &mut slots.slots[self.token as usize];
+        let slot = &mut slots.slots[token as usize];
         let Slot::Ended(result) = *slot else {
             return None;
         };
         *slot = Slot::Free;
-        slots.free.push(self.token);
-        self.ended = true;
+        slots.free.push(token);
+        self.state = State::Ended;
         Some(result)
+    }
+
+    /// Has `waker` woken when the operation ends.
+    fn wake_later(&self, token: Token, waker: &Waker) {
+        let slots = &self.queue.inner.slots;
+        let known = match &slots.borrow().slots[token as usize] {
+            Slot::Busy(Some(old), _) => old.will_wake(waker),
+            _ => false,
+        };
+        if !known {
+            // Cloned and dropped with nothing borrowed, since wakers are foreign code.
+            let new = waker.clone();
+            let old = match &mut slots.borrow_mut().slots[token as usize] {
+                Slot::Busy(waker, _) => waker.replace(new),
+                _ => unreachable!("it has not ended"),
+            };
+            drop(old);
+        }
     }
 }
 
@@ -170,39 +204,45 @@ impl Future for Io {
     type Output = io::Result<usize>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        debug_assert!(!self.ended, "polled after it was ready");
-        if let Some(result) = self.take_result() {
-            return Poll::Ready(if result < 0 {
-                Err(io::Error::from_raw_os_error(-result))
-            } else {
-                Ok(result as usize)
-            });
-        }
-        let slots = &self.queue.inner.slots;
-        let token = self.token as usize;
-        let known = match &slots.borrow().slots[token] {
-            Slot::Busy(Some(waker), _) => waker.will_wake(context.waker()),
-            _ => false,
+        let result = match self.state {
+            State::AtOnce(result) if self.queue.inner.goes_on() => {
+                self.state = State::Ended;
+                result
+            }
+            State::AtOnce(result) => {
+                self.state = State::Yielded(result);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            State::Yielded(result) => {
+                self.state = State::Ended;
+                result
+            }
+            State::Started(token) => match self.take_result(token) {
+                Some(result) => result,
+                None => {
+                    self.wake_later(token, context.waker());
+                    return Poll::Pending;
+                }
+            },
+            State::Ended => unreachable!("polled after it was ready"),
         };
-        if !known {
-            // Cloned and dropped with nothing borrowed, since wakers are foreign code.
-            let new = context.waker().clone();
-            let old = match &mut slots.borrow_mut().slots[token] {
-                Slot::Busy(waker, _) => waker.replace(new),
-                _ => unreachable!("it has not ended"),
-            };
-            drop(old);
-        }
-        Poll::Pending
+        Poll::Ready(match usize::try_from(result) {
+            Ok(bytes) => Ok(bytes),
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        })
     }
 }
 
 impl Drop for Io {
     fn drop(&mut self) {
-        if self.ended || self.take_result().is_some() {
+        let State::Started(token) = self.state else {
+            return;
+        };
+        if self.take_result(token).is_some() {
             return;
         }
-        while self.take_result().is_none() {
+        while self.take_result(token).is_none() {
             // Also if futures are ready: they do not run now.
             self.queue.inner.drive(true);
         }

@@ -127,6 +127,8 @@ struct Inner {
     in_flight: Cell<usize>,
     /// Waits for descriptors that have not ended.
     watches: Cell<usize>,
+    /// How many more reads that were executed at once futures go on with in this turn.
+    at_once: Cell<u32>,
     /// Large reads through the page cache since the last one with `force_async`.
     large_reads: Cell<u32>,
     /// Reused by `drive`.
@@ -180,6 +182,7 @@ impl Queue {
             batch: Cell::default(),
             in_flight: Cell::new(0),
             watches: Cell::new(0),
+            at_once: Cell::new(0),
             large_reads: Cell::new(0),
             done: RefCell::default(),
             wakers: RefCell::default(),

@@ -136,6 +136,34 @@ fn a_file_is_open_as_long_as_operations_are_in_flight() {
 }
 
 #[test]
+fn reads_that_end_at_once_let_other_futures_run() {
+    for queue in queues() {
+        let named = tempfile::NamedTempFile::new_in(".").unwrap();
+        std::fs::write(named.path(), [1; 4096]).unwrap();
+        let file = open_file(named.path(), OpenFile::default()).unwrap();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let reader = |name: u8| {
+            let (file, order, queue) = (file.clone(), order.clone(), queue.clone());
+            async move {
+                for _ in 0..100 {
+                    let bytes = super::super::read_vec(&*file, &queue, 5, 16).await;
+                    assert_eq!(bytes.unwrap(), [1; 16]);
+                    order.borrow_mut().push(name);
+                }
+            }
+        };
+        let handles = [1, 2].map(|name| queue.spawn(reader(name)));
+        for handle in handles {
+            queue.block_on(handle);
+        }
+        let order = order.take();
+        assert_eq!(order.len(), 200);
+        let second = order.iter().position(|name| *name == 2).unwrap();
+        assert!(second <= 17, "{second}");
+    }
+}
+
+#[test]
 fn tasks_end_with_their_queue_and_unbroken_sections_before() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let (other, alive) = (Rc::new(()), Rc::new(Cell::new(0)));
