@@ -8,11 +8,13 @@
 set -eu
 cd "$(dirname "$0")/.."
 known=57
+# As scripts/test.sh has them, so that nothing is built twice.
+features=zebu-cli/psk
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target/doc"
 ZEBU_RUSTDOC_JSON=$(cd "$target/doc" && pwd)
 export ZEBU_RUSTDOC_JSON
-RUSTDOC=$PWD/scripts/rustdoc-json.sh cargo test --workspace --doc --quiet
+RUSTDOC=$PWD/scripts/rustdoc-json.sh cargo test --workspace --features "$features" --doc --quiet
 json=$ZEBU_RUSTDOC_JSON/zebu.json
 found=$ZEBU_RUSTDOC_JSON/public-api.txt
 version=$(grep -o '"format_version":[0-9]*' "$json" | tail -n 1 | cut -d : -f 2)
@@ -20,7 +22,7 @@ if [ "$version" != "$known" ]; then
     echo "public API: skipped: $(rustc --version) writes version $version of rustdoc's JSON, not $known" >&2
     exit 0
 fi
-cargo build --workspace --bin zebu-public-api --quiet
+cargo build --workspace --features "$features" --bin zebu-public-api --quiet
 "$target/debug/zebu-public-api" "$json" > "$found"
 if [ "${1:-}" = --write ]; then
     cp "$found" docs/public-api.txt

@@ -11,7 +11,7 @@
 # paths are replaced, and times are not recorded.
 set -eu
 cd "$(dirname "$0")/.."
-features="--no-default-features --features http,object-store,ssh"
+features="--no-default-features --features http,object-store,psk,ssh"
 if [ "${1:-}" = --features ]; then
     echo "$features"
     exit

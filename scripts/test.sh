@@ -13,7 +13,7 @@ df -h . | tail -n 1
 sh scripts/install-deps.sh cc
 cargo fmt --all --check
 mkdir -p target
-cargo test --workspace --no-run --message-format=json-render-diagnostics --quiet > target/build.json &
+cargo test --workspace --features zebu-cli/psk --no-run --message-format=json-render-diagnostics --quiet > target/build.json &
 build=$!
 sh scripts/install-deps.sh mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \

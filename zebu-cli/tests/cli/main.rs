@@ -50,6 +50,7 @@ mod nbd_client_hostile;
 mod nbd_client_lost;
 mod nbd_guest;
 mod nbd_lifecycle;
+#[cfg(feature = "psk")]
 mod nbd_psk;
 mod nested_drivers;
 mod new_formats;

@@ -2,9 +2,10 @@
 //! and one `Session` for both, which a client and a server drive alike.
 //!
 //! rustls has no pre-shared keys. s2n-tls has them, but parses certificates of untrusted peers in
-//! C. Both use AWS-LC.
+//! C. rustls uses ring, s2n-tls uses AWS-LC.
 //!
-//! Without the feature `tls` there are only the types of credentials, and TLS is refused.
+//! Without the feature `tls` there are only the types of credentials, and TLS is refused. Without
+//! the feature `psk` pre-shared keys are.
 //!
 //! | file | subject |
 //! |---|---|
@@ -13,12 +14,14 @@
 //! | `certificates.rs` | directories of certificates |
 //! | `keys.rs` | files of pre-shared keys |
 //! | `psk.rs` | a session with pre-shared keys |
+//! | `no_psk.rs` | the same without the feature `psk` |
 
 #[cfg(feature = "tls")]
 mod certificates;
 #[cfg(feature = "tls")]
 mod keys;
 #[cfg(feature = "tls")]
+#[cfg_attr(not(feature = "psk"), path = "no_psk.rs")]
 mod psk;
 #[cfg_attr(not(feature = "tls"), path = "absent.rs")]
 pub(crate) mod session;

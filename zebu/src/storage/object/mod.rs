@@ -46,6 +46,14 @@ pub(crate) use store::StoreOptions;
 #[cfg(feature = "object-store")]
 pub use upload::{ObjectState, Upload};
 
+/// Gives TLS its cryptography, unless the program has chosen one for the process.
+fn provide_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An error means that another thread was first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
 /// What holds for objects of all kinds.
 #[derive(Clone, Debug)]
 pub(crate) struct ObjectOptions {

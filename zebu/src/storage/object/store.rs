@@ -134,6 +134,7 @@ pub(super) fn connect(
     options: &StoreOptions,
     timeout: Duration,
 ) -> Result<(Arc<dyn Store>, String), Trouble> {
+    super::provide_cryptography();
     let client = ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(timeout)

@@ -16,6 +16,7 @@ use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy, Response, StatusCode, 
 
 use super::blocks::BLOCK;
 use super::failure::{NO_AUTHORITIES, Trouble};
+use super::provide_cryptography;
 use super::source::{Body, InMemory, Opened, Source, Task};
 use crate::storage::Words;
 use crate::storage::host::{LOCALHOST, localhost};
@@ -377,6 +378,7 @@ fn client(options: &HttpOptions, timeout: Duration) -> Result<(reqwest::Client, 
 }
 
 fn builder(options: &HttpOptions, timeout: Duration) -> Result<ClientBuilder, Trouble> {
+    provide_cryptography();
     let mut builder = reqwest::Client::builder()
         .user_agent(concat!("zebu/", env!("CARGO_PKG_VERSION")))
         .redirect(redirect::Policy::none())
