@@ -52,6 +52,10 @@ pub struct Entry {
     pub kind: Kind,
     /// Size of the disk in bytes.
     pub size: u64,
+    /// Length of the source in bytes, if it is a raw disk that ends within a sector: the disk is longer, as the
+    /// sector is filled up with zeroes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw_length: Option<u64>,
     /// Bytes of the disk that the file has: all, or those that had changed.
     pub changed: u64,
     /// Length of the file in bytes.

@@ -375,6 +375,7 @@ impl Set {
         let formats = formats.map(|format| format.name().to_owned()).collect();
         let (size, chain_sha256) = (source.size(), chain_sha256(&source));
         let chain_files_sha256 = Some(chain_files_sha256(&source));
+        let raw_length = raw_length(&source);
         if let Some(changed) = changed.as_ref().filter(|changed| changed.size() != size) {
             return refuse(format!(
                 "{name}: the size changed from {} to {size} while it was backed up",
@@ -422,6 +423,7 @@ impl Set {
             },
             file,
             size,
+            raw_length,
             changed: changed.map_or(size, |changed| changed.dirty_bytes().min(size)),
             length,
             sha256,
@@ -617,6 +619,15 @@ fn chain_sha256(device: &Device) -> String {
         }
     }
     files::hex(&hash.0.finalize())
+}
+
+/// [`Entry::raw_length`] of a disk.
+fn raw_length(device: &Device) -> Option<u64> {
+    const SECTOR: u64 = 512;
+    let raw = device.top().as_raw()?;
+    let length = raw.storage().len().ok()?;
+    let is_filled_up = length % SECTOR != 0 && length.next_multiple_of(SECTOR) == device.size();
+    (is_filled_up && raw.offset() == 0).then_some(length)
 }
 
 /// [`Entry::chain_files_sha256`] of a disk.

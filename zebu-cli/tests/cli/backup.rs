@@ -248,12 +248,8 @@ fn disks_without_bitmaps_are_compared() {
     second[5_000_000] ^= 1;
     fs::write(lab.path("disk.qcow2"), &second).unwrap();
     lab.zebu(&args).ok("increment");
-    let whole = |mut bytes: Vec<u8>| {
-        bytes.resize(bytes.len().next_multiple_of(512), 0);
-        bytes
-    };
-    assert!(restored(&lab, 1) == whole(first));
-    assert!(restored(&lab, 2) == whole(second));
+    assert!(restored(&lab, 1) == first);
+    assert!(restored(&lab, 2) == second);
     let increment = fs::metadata(lab.path("set/disk.2.qcow2")).unwrap().len();
     assert!(increment < 1 << 20, "{increment}");
 }

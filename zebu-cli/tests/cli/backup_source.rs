@@ -462,3 +462,39 @@ fn a_file_that_is_replaced_between_backups_is_noticed() {
     );
     case.assert_next(&lab, 2);
 }
+
+/// A raw disk that ends within a sector ends there when it is restored, also by an increment and after merges.
+#[test]
+fn the_length_of_a_raw_disk_is_kept() {
+    let lab = Lab::new();
+    for length in [1000, 512, 70_001, 1 << 20, 70_001 + 512] {
+        let bytes: Vec<u8> = (0..length).map(|nth| (nth % 251) as u8).collect();
+        fs::write(lab.path("odd.raw"), &bytes).unwrap();
+        lab.zebu(&[
+            "backup", "-f", "raw", "odd.raw", "--to", "lengths", "--keep", "2",
+        ])
+        .ok("backup");
+        let restore = ["backup", "restore", "--overwrite", "lengths", "new.raw"];
+        lab.zebu(&restore).ok("restore");
+        assert!(fs::read(lab.path("new.raw")).unwrap() == bytes, "{length}");
+        // Elsewhere it has whole sectors.
+        let mut padded = bytes.clone();
+        padded.resize(bytes.len().next_multiple_of(512), 0);
+        let piped = lab.shell("\"$0\" backup restore lengths - > piped");
+        piped.ok("restore to a stream");
+        assert!(fs::read(lab.path("piped")).unwrap() == padded, "{length}");
+        let image = [
+            "backup",
+            "restore",
+            "--overwrite",
+            "-O",
+            "qcow2",
+            "lengths",
+            "new.q",
+        ];
+        lab.zebu(&image).ok("restore as qcow2");
+        lab.zebu(&["compare", "-f", "raw", "-F", "qcow2", "odd.raw", "new.q"])
+            .ok("compare");
+    }
+    lab.zebu(&["backup", "verify", "lengths"]).ok("verify");
+}
