@@ -460,6 +460,13 @@ impl Disk {
         self.state().violation.take()
     }
 
+    /// Notes such a thing.
+    pub fn note_violation(&self, checked: Result<(), String>) {
+        if let Err(violation) = checked {
+            self.state().violation.get_or_insert(violation);
+        }
+    }
+
     /// The names, for the program that runs.
     ///
     /// # Errors

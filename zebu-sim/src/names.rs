@@ -142,53 +142,62 @@ impl Folder {
     }
 
     /// Refuses a change of a file by a program that has not locked it for writing, or while another one
-    /// has it locked against that.
+    /// has it locked against that. `number` is that of the open file.
     pub fn check_write(&self, number: u64) -> Result<(), String> {
         let Some(own) = self.opens.get(&number) else {
             return Ok(());
         };
-        let request = |open: &Open| match open.locked.try_lock() {
-            Ok(request) => Some(*request),
-            Err(TryLockError::Poisoned(request)) => Some(*request.into_inner()),
-            // It is about to change.
-            Err(TryLockError::WouldBlock) => None,
+        let refuses = |other: LockRequest| !other.shared.contain(Permissions::WRITE);
+        self.check(own, "changes", own.file, refuses)
+    }
+
+    /// Refuses the removal of a file's name by a program that has not locked the file for writing, or
+    /// while another one writes to it.
+    fn check_removal(&self, number: u64, file: usize) -> Result<(), String> {
+        let Some(own) = self.opens.get(&number) else {
+            return Ok(());
         };
-        let names = || {
-            let of = |(_, entry): &(&PathBuf, &Entry)| **entry == Entry::File(own.file);
-            let names = self
-                .entries
-                .iter()
-                .filter(of)
-                .map(|(name, _)| name.display());
-            names
-                .map(|name| name.to_string())
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        if request(own).is_some_and(|own| !own.held.contain(Permissions::WRITE)) {
-            return Err(format!(
-                "lock: program {} changes file {} ('{}'), which it has not locked",
-                own.program,
-                own.file,
-                names()
-            ));
+        let writes = |other: LockRequest| other.held.contain(Permissions::WRITE);
+        self.check(own, "removes", file, writes)
+    }
+
+    fn check(
+        &self,
+        own: &Open,
+        does: &str,
+        file: usize,
+        is_against: impl Fn(LockRequest) -> bool,
+    ) -> Result<(), String> {
+        let names = self.entries.iter();
+        let names = names.filter(|(_, entry)| **entry == Entry::File(file));
+        let names: Vec<_> = names.map(|(name, _)| name.display().to_string()).collect();
+        let what = format!("program {} {does} file {file} {names:?}", own.program);
+        if own.file != file
+            || own
+                .request()
+                .is_some_and(|own| !own.held.contain(Permissions::WRITE))
+        {
+            return Err(format!("lock: {what}, which it has not locked"));
         }
-        let others = self
-            .opens
-            .iter()
-            .filter(|(other, open)| **other != number && open.file == own.file);
-        let refuses = |open: &Open| {
-            request(open).is_some_and(|other| !other.shared.contain(Permissions::WRITE))
-        };
-        match others.map(|(_, open)| open).find(|open| refuses(open)) {
+        let others = self.opens.values().filter(|open| open.file == file);
+        let mut others = others.filter(|open| !Arc::ptr_eq(&open.locked, &own.locked));
+        match others.find(|open| open.request().is_some_and(&is_against)) {
             Some(other) => Err(format!(
-                "lock: program {} changes file {} ('{}'), which program {} has locked",
-                own.program,
-                own.file,
-                names(),
+                "lock: {what}, which program {} has locked",
                 other.program
             )),
             None => Ok(()),
+        }
+    }
+}
+
+impl Open {
+    /// Its locks; None: they are about to change.
+    fn request(&self) -> Option<LockRequest> {
+        match self.locked.try_lock() {
+            Ok(request) => Some(*request),
+            Err(TryLockError::Poisoned(request)) => Some(*request.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 }
@@ -345,12 +354,15 @@ impl NamedFile for File {
 
     /// At once after the look at what has the name: no program can do both in one call.
     fn unlink(&self) -> io::Result<()> {
-        self.disk().folder(|folder| {
+        let removed = self.disk().folder(|folder| {
             let name = folder.follow(Storage::path(self))?;
-            folder.find(&name)?;
+            let file = folder.find(&name)?;
+            let checked = folder.check_removal(self.open_number(), file);
             folder.change(vec![(name, None)]);
-            Ok(())
-        })?
+            Ok::<_, io::Error>(checked)
+        })?;
+        self.disk().note_violation(removed?);
+        Ok(())
     }
 
     fn sync_path(&self) -> io::Result<()> {
