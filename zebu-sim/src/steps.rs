@@ -151,6 +151,8 @@ pub enum What {
     Pair(Pair),
     /// Zeroes at the end of the file are cut off, down to this length, as QEMU leaves files.
     Trim(u64),
+    /// Another program leaves an autoclear bit that nobody knows in the header.
+    Mark(u32),
     /// The file is damaged.
     Damage(Damage),
 }
@@ -483,6 +485,8 @@ struct Draw {
     bases: u64,
     /// What comes next, the last one first.
     planned: Vec<What>,
+    /// What comes at once.
+    next: Option<What>,
 }
 
 impl Draw {
@@ -503,6 +507,7 @@ impl Draw {
             programs: rng.one_in(2) && with("programs"),
             bases: origin.bases.len() as u64,
             planned: Vec::new(),
+            next: None,
             rng,
         }
     }
@@ -510,6 +515,7 @@ impl Draw {
     fn step(&mut self, id: u32) -> Step {
         let seed = self.rng.next();
         let what = match self.rng.below(100) {
+            _ if self.next.is_some() => self.next.take().unwrap_or(What::Wait),
             // Requests between them are as likely as elsewhere.
             0..40 if !self.planned.is_empty() => self.planned.pop().unwrap_or(What::Wait),
             83 if self.changes => self.life_of_a_snapshot(),
@@ -525,8 +531,13 @@ impl Draw {
             90 if self.cuts => What::Cut(self.cut()),
             91 if self.cuts => What::Abandon,
             92..94 => What::Close(self.stop()),
-            94..97 if self.jobs => What::Job(self.job(), self.stop()),
             97 | 98 if self.damage => What::Damage(self.damage()),
+            // A session would clear it first.
+            94 | 98 if self.jobs && self.rng.one_in(2) => {
+                self.next = Some(What::Job(self.job(), self.stop()));
+                What::Mark(2 + self.rng.below(62) as u32)
+            }
+            94..97 if self.jobs => What::Job(self.job(), self.stop()),
             98 => What::Trim(self.rng.below(4096)),
             99 => What::Open(self.opening()),
             _ => What::Request(self.request()),

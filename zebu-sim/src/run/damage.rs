@@ -1,12 +1,16 @@
 //! Damage to the file of the closed image, and cuts of its end.
 
-use super::Run;
+use super::{Run, Verdict};
 use crate::content::ZERO;
 use crate::disk::SECTOR;
 use crate::model::Cell;
 use crate::rng::Rng;
 use crate::steps::Damage;
 use crate::walk::walk;
+
+/// The autoclear features in the header, and those that are known: bitmaps, raw data files.
+const AUTOCLEAR: std::ops::Range<usize> = 88..96;
+const KNOWN_AUTOCLEAR: u64 = 3;
 
 impl Run<'_> {
     pub(super) fn trim(&mut self, bytes: u64) {
@@ -31,11 +35,59 @@ impl Run<'_> {
         if needed < length {
             content.truncate((needed + bytes % (length - needed)) as usize);
             self.disk.set_bytes(self.image, content);
+            self.marked = None;
+        }
+    }
+
+    /// Leaves an autoclear bit that nobody knows in the header.
+    pub(super) fn mark(&mut self, bit: u32) {
+        if self.version < 3 || self.damaged || self.refused {
+            return;
+        }
+        let mut bytes = self.disk.bytes(self.image);
+        let field: &mut [u8] = &mut bytes[AUTOCLEAR];
+        let value = u64::from_be_bytes(field.try_into().expect("8 bytes")) | 1 << bit;
+        field.copy_from_slice(&value.to_be_bytes());
+        self.disk.set_bytes(self.image, bytes.clone());
+        self.marked = Some(bytes);
+    }
+
+    /// A program that does not know an autoclear bit clears it before it changes anything.
+    pub(super) fn check_mark(&mut self) -> Verdict {
+        let bytes = self.disk.bytes(self.image);
+        if self.damaged || self.marked.as_ref().is_none_or(|marked| *marked == bytes) {
+            return Ok(());
+        }
+        self.marked = None;
+        let value = bytes.get(AUTOCLEAR).and_then(|field| field.try_into().ok());
+        let unknown = value.map_or(0, u64::from_be_bytes) & !KNOWN_AUTOCLEAR;
+        match self.version >= 3 && unknown != 0 {
+            true => Err(format!(
+                "content: the image has changed, and autoclear bits {unknown:#x} stay"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Nothing is mapped behind the end of the disk, where VM state is, if there is none.
+    pub(super) fn check_behind_end(&self) -> Verdict {
+        if self.damaged || self.untidy || self.lost_snapshots || self.model.vm_state.is_some() {
+            return Ok(());
+        }
+        let walk = walk(&self.disk.bytes(self.image));
+        let behind = walk.mapped.iter().find(|mapped| mapped.guest >= walk.size);
+        match behind {
+            Some(mapped) => Err(format!(
+                "content: {:#x} is mapped, behind the end of the disk at {:#x}",
+                mapped.guest, walk.size
+            )),
+            None => Ok(()),
         }
     }
 
     /// Damages the file, and marks the sectors that are affected.
     pub(super) fn damage(&mut self, damage: Damage) {
+        self.marked = None;
         let mut bytes = self.disk.bytes(self.image);
         let seen = walk(&bytes);
         let version = self.version;

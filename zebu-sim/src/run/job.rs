@@ -325,6 +325,7 @@ impl Run<'_> {
         self.disk.sync_names();
         // The run continues with the new image.
         self.image = file;
+        self.marked = None;
         self.data = None;
         self.cluster = 1 << (cluster_bits - 9);
         self.model.snapshots.clear();

@@ -105,6 +105,8 @@ impl Run<'_> {
         }
         self.model.pin(&found, std::mem::take(&mut self.restarted));
         self.check_status(&queue, &device, &found)?;
+        self.check_mark()?;
+        self.check_behind_end()?;
         self.check_tables(&queue, &device)?;
         for number in 0..self.bases.len() {
             self.judge_base(&queue, number)?;

@@ -52,6 +52,7 @@ impl<'a> Run<'a> {
             restarted: false,
             closed: false,
             change_dropped: false,
+            marked: None,
             disk,
         };
         for number in 0..origin.bases.len() {

@@ -144,6 +144,8 @@ struct Run<'a> {
     closed: bool,
     /// A change of the whole image was dropped: writes fail until it is opened again.
     change_dropped: bool,
+    /// The file when an unknown autoclear bit was left in it.
+    marked: Option<Vec<u8>>,
 }
 
 fn is_refusal(error: &zebu::Error) -> bool {
@@ -207,6 +209,11 @@ impl Run<'_> {
             What::Trim(bytes) => {
                 self.close(Stop::No)?;
                 self.trim(*bytes);
+                Ok(())
+            }
+            What::Mark(bit) => {
+                self.close(Stop::No)?;
+                self.mark(*bit);
                 Ok(())
             }
             What::Damage(damage) => {
