@@ -106,6 +106,7 @@ fn facts(bench: &Bench) -> Vec<(String, String)> {
     let others = [
         ("fio", peers.fio.as_ref().map(|it| &it.version)),
         ("go-qcow2reader", peers.go.as_ref().map(|it| &it.version)),
+        ("imago", peers.imago.as_ref().map(|it| &it.version)),
         ("qcow2-rs", peers.qcow2_rs.as_ref().map(|it| &it.version)),
     ];
     for (name, version) in others {

@@ -115,6 +115,8 @@ pub enum Ratio {
     SpeedOfFio,
     /// How many times as fast as the same program with native AIO.
     SpeedOfNative,
+    /// How many times as fast as imago.
+    SpeedOfImago,
     /// zebu's figure divided by QEMU's, for sizes.
     Size,
     /// No ratio: zebu's own figure is judged.
@@ -233,6 +235,7 @@ impl Group {
         match self.ratio {
             Ratio::Speed | Ratio::SpeedOfFio => self.advantage(row, "QEMU"),
             Ratio::SpeedOfNative => self.advantage(row, "native"),
+            Ratio::SpeedOfImago => self.advantage(row, "imago"),
             Ratio::Size => Some(row.of("zebu")?.median() / row.of("QEMU")?.median()),
             Ratio::None => None,
         }

@@ -1,7 +1,8 @@
-//! A program that embeds the library, for measurements: random reads of 4 KiB, by the descriptor of
-//! a queue in an event loop, in Rust or in C, or by a `Remote`. Prints how many seconds they took.
+//! A program that embeds the library, for measurements: random reads of 4 KiB, by a queue that drives
+//! itself, by the descriptor of one in an event loop, in Rust or in C, or by a `Remote`. Prints how
+//! many seconds they took. C has the default cache mode.
 //!
-//! usage: zebu-queue-load IMAGE ENGINE descriptor|c|remote DEPTH COUNT
+//! usage: zebu-queue-load IMAGE ENGINE driven|descriptor|c|remote DEPTH COUNT [CACHE]
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -59,14 +60,18 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &[String]) -> Result<f64> {
-    let [image, engine, way, depth, count] = arguments else {
-        return Err("usage: IMAGE ENGINE descriptor|c|remote DEPTH COUNT".into());
+    let [image, engine, way, depth, count, cache @ ..] = arguments else {
+        return Err("usage: IMAGE ENGINE driven|descriptor|c|remote DEPTH COUNT [CACHE]".into());
     };
+    let mut open = OpenOptions::default();
+    if let Some(cache) = cache.first() {
+        open = open.cache(cache.parse()?);
+    }
     let engine: EngineKind = engine.parse()?;
     let options = QueueOptions::default().engine(engine).inflate_inline(true);
     let queue = Queue::new(options.clone())?;
     let source = Source::Name(image.into());
-    let device = Device::open(&queue, &source, &OpenOptions::default())?;
+    let device = Device::open(&queue, &source, &open)?;
     let load = Load {
         depth: depth.parse()?,
         left: count.parse()?,
@@ -74,6 +79,7 @@ fn run(arguments: &[String]) -> Result<f64> {
         random: 0x9e37_79b9_7f4a_7c15,
     };
     match &**way {
+        "driven" => driven(&queue, device, load),
         "descriptor" => by_descriptor(&queue, device, load),
         "remote" => {
             let remote = Remote::new(SharedDevice::new(device), 1, &options)?;
@@ -98,6 +104,31 @@ fn wait(descriptor: RawFd) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn driven(queue: &Queue, device: Device, load: Load) -> Result<f64> {
+    let (device, start) = (Arc::new(device), Instant::now());
+    let readers = load.depth;
+    let load = Rc::new(RefCell::new(load));
+    let readers: Vec<_> = (0..readers)
+        .map(|_| {
+            let (device, clone, load) = (device.clone(), queue.clone(), load.clone());
+            queue.spawn(async move {
+                let mut buffer = Buffer::new(BLOCK);
+                loop {
+                    let next = load.borrow_mut().next();
+                    let Some(at) = next else { return Ok(()) };
+                    let (read, result) = device.read_buffer(&clone, at, buffer, BLOCK).await;
+                    result?;
+                    buffer = read;
+                }
+            })
+        })
+        .collect();
+    for reader in readers {
+        queue.block_on(reader).map_err(|e: zebu::Error| e)?;
+    }
+    Ok(start.elapsed().as_secs_f64())
 }
 
 fn by_descriptor(queue: &Queue, device: Device, mut load: Load) -> Result<f64> {

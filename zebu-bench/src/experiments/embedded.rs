@@ -10,6 +10,7 @@ use crate::measure::meter::Meter;
 use crate::results::{self, Group, Ratio, Row, Unit};
 use crate::units::KIB;
 use std::ffi::OsString;
+use std::path::Path;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -28,9 +29,10 @@ const FIRST: u64 = 2000;
 const MOST: u64 = 2_000_000;
 
 fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
-    to.about = "Random reads of 4 KiB of an image in the page cache, without QEMU: the program \
-                waits for the queue's descriptor, or awaits a Remote. io_uring, the default, is \
-                judged against the same loop with native AIO."
+    to.about = "Random reads of 4 KiB in one thread, without QEMU. In an event loop the program waits \
+                for the queue's descriptor, or awaits a Remote, and the image is in the page cache: \
+                io_uring, the default, is judged against the same loop with native AIO. With imago, a \
+                Rust library for disk images, each library drives itself."
         .into();
     let image = filled::qcow2(bench, bench.options.size, 64 * KIB)?;
     let load = bench.own_program("zebu-queue-load")?;
@@ -57,6 +59,45 @@ fn run(bench: &Bench, to: &mut results::Experiment) -> Result<()> {
             let (count, all) = bench.measure_requests(&requests, &inputs, None);
             let label = format!("{label}, {depth} in flight");
             let row = Row::new(&label, Some(NOT_SLOWER), &all, |s| count as f64 / s);
+            to.add(&mut group, row, &all);
+        }
+    }
+    to.groups.push(group);
+    with_imago(bench, to, &image)
+}
+
+/// The queue drives itself (`Queue::block_on`), beside imago in a runtime of one thread.
+fn with_imago(bench: &Bench, to: &mut results::Experiment, image: &Path) -> Result<()> {
+    let Some(imago) = &bench.peers.imago else {
+        return Ok(());
+    };
+    let load = bench.own_program("zebu-queue-load")?;
+    let title = "4 KiB at random, with imago";
+    let mut group = Group::new(title, Unit::Requests, Ratio::SpeedOfImago);
+    for (cache, label, most) in [("writeback", "cached", MOST), ("none", "disk", MOST / 20)] {
+        for depth in [1u64, 32] {
+            let make = |count: u64| {
+                let numbers = [depth.to_string(), count.to_string()];
+                let mut ours = command([load.as_os_str(), image.as_os_str()]);
+                let words = ["io_uring", "driven", &numbers[0], &numbers[1], cache];
+                ours.extend(words.map(OsString::from));
+                let mut theirs = command([imago.program.as_os_str(), image.as_os_str()]);
+                theirs.extend([cache, &numbers[0], &numbers[1]].map(OsString::from));
+                vec![
+                    Program::new("imago", "", theirs, Meter::Client),
+                    Program::new("zebu", "", ours, Meter::Client),
+                ]
+            };
+            let requests = Requests {
+                depth,
+                first: FIRST,
+                most,
+                make: &make,
+            };
+            let inputs = [image.to_owned()];
+            let (count, all) = bench.measure_requests(&requests, &inputs, None);
+            let label = format!("{label}, {depth} in flight");
+            let row = Row::new(&label, Some(1.0), &all, |s| count as f64 / s);
             to.add(&mut group, row, &all);
         }
     }

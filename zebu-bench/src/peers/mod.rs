@@ -2,6 +2,7 @@
 
 pub mod fio;
 pub mod go_qcow2reader;
+pub mod imago;
 pub mod qcow2_rs;
 pub mod qemu;
 
@@ -17,6 +18,8 @@ pub struct Peers {
     pub fio: Option<fio::Fio>,
     /// The driver of go-qcow2reader.
     pub go: Option<go_qcow2reader::GoQcow2Reader>,
+    /// The driver of imago.
+    pub imago: Option<imago::Imago>,
     /// The program of qcow2-rs.
     pub qcow2_rs: Option<qcow2_rs::Qcow2Rs>,
 }
@@ -30,6 +33,10 @@ impl Peers {
             Ok(go) => Some(go),
             Err(e) => left_out(notes, "go-qcow2reader", &e.to_string()),
         };
+        let imago = match imago::build(&dir.join("imago"), options.offline) {
+            Ok(it) => Some(it),
+            Err(e) => left_out(notes, "imago", &e.to_string()),
+        };
         let qcow2_rs = match qcow2_rs::install(&dir.join("qcow2-rs"), options.offline) {
             Ok(it) => Some(it),
             Err(e) => left_out(notes, "qcow2-rs", &e.to_string()),
@@ -38,6 +45,7 @@ impl Peers {
             qemu,
             fio,
             go,
+            imago,
             qcow2_rs,
         })
     }

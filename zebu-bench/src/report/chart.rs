@@ -6,12 +6,13 @@ use crate::units;
 use std::fmt::Write as _;
 
 /// The colours of the programs that have one of their own.
-const COLOURS: [(&str, &str); 5] = [
+const COLOURS: [(&str, &str); 6] = [
     ("zebu", "#2f81d7"),
     ("QEMU", "#e08b3e"),
     ("fio", "#8b949e"),
     ("go-qcow2reader", "#4fa56b"),
     ("qcow2-rs", "#a371c9"),
+    ("imago", "#d4a72c"),
 ];
 const OTHER: &str = "#c06a8c";
 

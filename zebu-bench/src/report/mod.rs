@@ -182,6 +182,7 @@ fn bound_text(group: &Group, bound: f64) -> String {
         Ratio::None => format!("≤ {bound}"),
         Ratio::SpeedOfFio => format!("≥ {bound}× fio"),
         Ratio::SpeedOfNative => format!("≥ {bound}× native"),
+        Ratio::SpeedOfImago => format!("≥ {bound}× imago"),
         Ratio::Speed => format!("≥ {bound}×"),
     }
 }
