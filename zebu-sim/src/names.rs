@@ -269,7 +269,10 @@ impl Disk {
         self.pause();
         self.folder(
             |folder| match folder.entries.contains_key(Path::new(name)) {
-                true => Ok(folder.change(vec![(name.into(), None)])),
+                true => {
+                    folder.change(vec![(name.into(), None)]);
+                    Ok(())
+                }
                 false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
             },
         )?
