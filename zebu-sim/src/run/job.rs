@@ -13,6 +13,7 @@ use super::make::IMAGE;
 use super::{Run, Verdict, context, is_refusal};
 use crate::bitmaps::Bitmap;
 use crate::content::ZERO;
+use crate::disk::{Class, Failure, Fault};
 use crate::model::Cell;
 use crate::sched;
 use crate::steps::{Job, Stop};
@@ -310,8 +311,19 @@ impl Run<'_> {
         let compress = compress.then(CompressOptions::default);
         let begun = new.begin(&queue, &source, compress);
         let begun = begun.map_err(context("create the target"))?;
+        let salvage = id.is_multiple_of(3) && !self.damaged;
+        if salvage {
+            // The first read fails, and then those of some of its sectors.
+            self.disk.arm(Fault {
+                class: Class::Read,
+                skip: id % 7,
+                count: 1 + id % 5,
+                how: Failure::Error(libc::EIO),
+            });
+        }
         let options = ConvertOptions::default()
             .bitmaps(bitmaps)
+            .salvage(salvage)
             .engine(EngineKind::Threads);
         let filled = begun.fill(source, options, |_| ControlFlow::Continue(()));
         if let Err(e) = filled {
@@ -336,6 +348,12 @@ impl Run<'_> {
         self.former.clear();
         self.untidy = false;
         self.flags = false;
+        if salvage && self.disk.hits().reads > 0 {
+            // What could not be read is zero.
+            let now = self.now();
+            let cells = self.model.cells.iter_mut();
+            cells.for_each(|cell| cell.add(ZERO, now));
+        }
         for cell in &mut self.model.cells {
             let has_data = cell.now().all(|tag| tag != ZERO);
             cell.explicit = has_data;
