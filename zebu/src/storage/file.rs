@@ -96,7 +96,7 @@ impl FromStr for CacheMode {
 }
 
 options! {
-    /// How to open a file ([`open_file`]).
+    /// How to open a file ([`open_file`](crate::storage::open_file)).
     #[derive(Clone, Copy, Debug, Default)]
     pub struct OpenFile {
         /// For writing too.
