@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::Device;
-use super::write::Top;
 use crate::drivers::qcow2::{BitmapChange, Bits, Image};
 use crate::format::{MAX_BITMAP_GRANULARITY_BITS, MIN_BITMAP_GRANULARITY_BITS};
 use crate::storage::Queue;
@@ -266,18 +265,15 @@ impl Device {
         name: &[u8],
         change: BitmapChange<'_>,
     ) -> Result<()> {
-        self.whole(async |device| {
-            if let Top::Raw(_) = device.top_for_writing(0, 0)? {
-                return Err(Error::bitmap_not_found(name));
-            }
-            let image: &mut Image = device.own_image()?;
+        self.top_for_writing(0, 0)?;
+        let Some(image) = self.top_mut().0.as_qcow2_mut() else {
+            return Err(Error::bitmap_not_found(name));
+        };
+        let change = async |image: &mut Image| {
             let result = image.change_bitmap(queue, name, change).await;
-            if result.as_ref().is_err_and(Error::shows_corruption) {
-                image.mark_corrupt(queue).await?;
-            }
-            result
-        })
-        .await
+            image.mark_if_corrupt(queue, result).await
+        };
+        image.whole(change).await
     }
 }
 

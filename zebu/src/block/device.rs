@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::known_data::KnownData;
+use super::read::Chain;
 use super::spec::{DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
-use crate::drivers::{
-    AnyImage, BackingName, CheckReport, Extent, Format, Mapping, Raw, StorageId, Vmdk,
-};
+use crate::drivers::{AnyImage, BackingName, CheckReport, Format, Raw, StorageId, Vmdk};
 use crate::storage::{self, Event, FileStamp, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
@@ -156,23 +155,12 @@ pub(super) struct WriteMode {
     pub detect_zeroes: DetectZeroes,
 }
 
-/// A device whose disk has another size until this is dropped.
-pub(super) struct TemporarySize<'a> {
-    device: &'a mut Device,
-    old: u64,
-}
+/// A device whose top image may change its size, which the device takes over when this is dropped.
+pub(super) struct Resizing<'a>(pub &'a mut Device);
 
-impl std::ops::Deref for TemporarySize<'_> {
-    type Target = Device;
-
-    fn deref(&self) -> &Device {
-        self.device
-    }
-}
-
-impl Drop for TemporarySize<'_> {
+impl Drop for Resizing<'_> {
     fn drop(&mut self) {
-        self.device.set_size(self.old);
+        *self.0.size.get_mut() = self.0.top().size();
     }
 }
 
@@ -194,21 +182,10 @@ impl Device {
         (self.layers, self.nested)
     }
 
-    /// The images of the chain, for a change of the whole device.
-    pub(super) fn layers_mut(&mut self) -> &mut [Layer] {
-        &mut self.layers
-    }
-
-    /// Sets the size of the disk.
-    pub(super) fn set_size(&mut self, size: u64) {
-        *self.size.get_mut() = size;
-    }
-
-    /// Gives the disk another size until the guard is dropped.
-    pub(super) fn with_size(&mut self, size: u64) -> TemporarySize<'_> {
-        let old = self.size();
-        self.set_size(size);
-        TemporarySize { device: self, old }
+    /// The top image, and what it lies on, for a change of the whole image.
+    pub(super) fn top_mut(&mut self) -> (&mut AnyImage, Option<Chain<'_>>) {
+        let (top, below) = self.layers.split_first_mut().expect("at least one");
+        (&mut top.image, Chain::below(below))
     }
 
     /// Whether discards are carried out.
@@ -342,35 +319,6 @@ impl Device {
                 length,
                 size: self.size(),
             }),
-        }
-    }
-
-    /// The layer that maps `offset`, and its extent there, of at most `limit` bytes. An unallocated
-    /// extent is mapped by no layer; the layer is then the last one of the search.
-    pub(super) async fn resolve(
-        &self,
-        queue: &Queue,
-        offset: u64,
-        mut limit: u64,
-    ) -> Result<(usize, Extent)> {
-        let mut depth = 0;
-        loop {
-            let extent = self.layers[depth]
-                .image
-                .extent(queue, offset, limit)
-                .await?;
-            if !matches!(extent.mapping, Mapping::Unallocated { .. }) {
-                return Ok((depth, extent));
-            }
-            // Nothing is mapped past the end of a shorter backing file. Past the end of this disk,
-            // a longer one is not part of it: a write to the last cluster must not copy that.
-            let below = self.layers.get(depth + 1).map_or(0, Layer::size);
-            let below = below.min(self.size());
-            if below <= offset {
-                return Ok((depth, extent));
-            }
-            limit = extent.length.min(below - offset);
-            depth += 1;
         }
     }
 }

@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::device::Device;
-use crate::broken::{Rule, is_broken};
-use crate::drivers::qcow2::Image;
-use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
+use super::read::over;
+use crate::drivers::qcow2::{Image, SharedImage};
+use crate::format::Header;
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -41,23 +41,8 @@ impl Device {
         name.map_or(Ok(()), check_recorded)?;
         let name = name.filter(|name| !name.is_empty()).map(OsStr::as_bytes);
         let format = format.map(str::as_bytes);
-        let header = self.top_qcow2()?.header();
-        if name.is_some_and(|name| name.len() > MAX_BACKING_NAME)
-            || format.is_some_and(|format| format.len() > MAX_BACKING_FORMAT)
-            || (name.is_some() && header.is_data_file_raw())
-        {
-            return Err(Error::os(libc::EINVAL));
-        }
-        let mut after = header.clone();
-        after.set_backing(name, format);
-        match after.encode() {
-            Err(FormatError::HeaderDoesNotFit { .. }) => {
-                return Err(Error::Refused("No space left in the file header".into()));
-            }
-            other => other?,
-        };
-        self.change_header(queue, |header| header.set_backing(name, format))
-            .await
+        let (image, below) = self.top_mut();
+        image.set_backing(over(queue, &below), name, format).await
     }
 
     /// Changes the header of the top image, after everything that it refers to is durable.
@@ -66,19 +51,12 @@ impl Device {
         queue: &Queue,
         change: impl FnOnce(&mut Header),
     ) -> Result<()> {
-        if !is_broken(Rule::DataBeforeBacking) {
-            self.flush(queue).await?;
-        }
-        // The task of a dropped request may be about to change the header, too.
-        self.wait_for_tasks().await;
-        self.top_qcow2()?.change_header(queue, change).await
+        self.top_qcow2_mut()?.replace_header(queue, change).await
     }
 
     /// Makes the top image one of version 3, durably.
     pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
-        self.flush(queue).await?;
-        self.wait_for_tasks().await;
-        self.own_image()?.upgrade(queue).await
+        self.top_qcow2_mut()?.upgrade(queue).await
     }
 
     /// Replaces the zero clusters of the top image and of its snapshots by what version 2 has for
@@ -86,8 +64,13 @@ impl Device {
     pub(crate) async fn expand_zeroes(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
         let image = self.top_qcow2()?;
-        let has_backing = self.has_backing(image);
+        let has_backing = self.layers().len() > 1 || image.header().backing_file().is_some();
         image.expand_zeroes(queue, has_backing).await
+    }
+
+    fn top_qcow2_mut(&mut self) -> Result<&mut SharedImage> {
+        let image = self.top_mut().0.as_qcow2_mut();
+        image.ok_or_else(|| Error::os(libc::ENOTSUP))
     }
 
     /// The top image; an error unless it is qcow2.

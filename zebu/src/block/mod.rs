@@ -9,7 +9,6 @@ mod known_data;
 mod objects;
 mod open;
 mod opened;
-mod quick_zeroes;
 mod read;
 mod remote;
 mod remote_bitmap;
@@ -21,12 +20,11 @@ mod spec;
 mod stacked;
 mod status;
 mod vm_state;
-mod whole;
 mod write;
 mod zero;
 
 pub use crate::drivers::{
-    BackingName, CreateOption, Format, OptionKind, Raw, StorageId, Vmdk, VmdkExtent,
+    BackingName, CreateOption, Format, OptionKind, Preallocation, Raw, StorageId, Vmdk, VmdkExtent,
 };
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub(crate) use device::Stamped;
@@ -40,7 +38,6 @@ pub use opened::OpenedFile;
 pub use opened::in_first;
 pub(crate) use opened::{ATTEMPTS, REPLACED};
 pub use remote::{Remote, RemoteRequest};
-pub use resize::Preallocation;
 pub(crate) use resolver::NameResolver;
 pub use shared::{InUse, SharedDevice};
 #[cfg(feature = "rbd")]

@@ -6,13 +6,13 @@
 //! lie close together are read together too.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::device::Device;
+use super::device::{Device, Layer};
 use crate::Result;
 use crate::codec;
-use crate::drivers::qcow2::Stay;
-use crate::drivers::{CompressedData, Mapping, StorageId};
+use crate::drivers::{Below, BoxFuture, CompressedData, Context, Extent, Mapping, Stay, StorageId};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading, Reserved, Step};
 
 /// Segments of one vectored operation at most. The kernel's `IOV_MAX` is 1024, and a part may have
@@ -80,12 +80,6 @@ impl Device {
         self.read_mapped(queue, offset, iov).await
     }
 
-    /// Enters the epoch of a request. Until the guard is dropped, no cluster that the request finds
-    /// mapped is reused.
-    pub(super) fn enter(&self) -> Option<Stay<'_>> {
-        self.top().as_qcow2()?.enter()
-    }
-
     /// [`Device::read`] that may also reach past the end of the disk, where VM state is. The caller
     /// has entered the epoch.
     pub(super) async fn read_mapped(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
@@ -94,13 +88,13 @@ impl Device {
             return Ok(());
         }
         // Most requests lie in one extent, and need no plan.
-        let (layer, extent) = self.resolve(queue, offset, length).await?;
+        let (layer, extent) = self.chain().resolve(queue, offset, length).await?;
         if extent.length == length {
             match extent.mapping {
                 Mapping::Data { host } => {
                     let image = &self.layers()[layer].image;
                     image.check_data(offset, extent.storage, host.0, length)?;
-                    self.reads_from(layer);
+                    self.chain().reads_from(layer);
                     let storage = &**image.storage(extent.storage);
                     return Ok(storage::read(storage, queue, host.0, iov).await?);
                 }
@@ -111,10 +105,77 @@ impl Device {
                 Mapping::Compressed { .. } => {}
             }
         }
-        Box::pin(self.read_by_plan(queue, offset, iov)).await
+        Box::pin(self.chain().read_by_plan(queue, offset, iov)).await
     }
 
-    async fn read_by_plan(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+    /// Enters the epoch of a request. Until the guard is dropped, no cluster that the request finds
+    /// mapped is reused.
+    pub(super) fn enter(&self) -> Option<Stay<'_>> {
+        self.top().image.enter()
+    }
+
+    /// What the top image lies on.
+    pub(super) fn below(&self) -> Option<Chain<'_>> {
+        Chain::below(&self.layers()[1..])
+    }
+
+    /// The images as they are read.
+    #[inline]
+    pub(super) fn chain(&self) -> Chain<'_> {
+        Chain {
+            layers: self.layers(),
+            size: self.size(),
+        }
+    }
+}
+
+/// Images that are read as one, the top one first. Its methods take it by value: a reference would
+/// make it a part of every future of a read.
+#[derive(Clone, Copy)]
+pub(super) struct Chain<'a> {
+    layers: &'a [Layer],
+    /// Size of the disk in bytes. What an image below has behind it is not part of the disk.
+    size: u64,
+}
+
+impl<'a> Chain<'a> {
+    /// What an image lies on that has these below it, the next one first. How much of it the disk
+    /// shows, the image knows.
+    pub(super) fn below(layers: &'a [Layer]) -> Option<Self> {
+        let size = layers.first()?.size();
+        Some(Chain { layers, size })
+    }
+
+    /// The layer that maps `offset`, and its extent there, of at most `limit` bytes. An unallocated
+    /// extent is mapped by no layer; the layer is then the last one of the search.
+    pub(super) async fn resolve(
+        self,
+        queue: &Queue,
+        offset: u64,
+        mut limit: u64,
+    ) -> Result<(usize, Extent)> {
+        let mut depth = 0;
+        loop {
+            let extent = self.layers[depth]
+                .image
+                .extent(queue, offset, limit)
+                .await?;
+            if !matches!(extent.mapping, Mapping::Unallocated { .. }) {
+                return Ok((depth, extent));
+            }
+            // Nothing is mapped past the end of a shorter backing file. Past the end of this disk,
+            // a longer one is not part of it: a write to the last cluster must not copy that.
+            let below = self.layers.get(depth + 1).map_or(0, Layer::size);
+            let below = below.min(self.size);
+            if below <= offset {
+                return Ok((depth, extent));
+            }
+            limit = extent.length.min(below - offset);
+            depth += 1;
+        }
+    }
+
+    async fn read_by_plan(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let plan = self.plan(queue, offset, iov).await?;
         self.carry_out(queue, plan, iov).await
     }
@@ -130,7 +191,7 @@ impl Device {
             match extent.mapping {
                 Mapping::Zero { .. } | Mapping::Unallocated { .. } => iov.slice(at, length).fill(0),
                 Mapping::Data { host } => {
-                    let image = &self.layers()[layer].image;
+                    let image = &self.layers[layer].image;
                     image.check_data(guest, extent.storage, host.0, extent.length)?;
                     plan.parts.push(Part {
                         layer,
@@ -141,9 +202,10 @@ impl Device {
                     });
                 }
                 Mapping::Compressed { data, skip } => {
-                    let (image, storage) = (&self.layers()[layer].image, extent.storage);
+                    let (image, storage) = (&self.layers[layer].image, extent.storage);
                     let start = guest - skip;
-                    let data = image.check_compressed(start, storage, data)?;
+                    let file = &**image.storage(storage);
+                    let data = image.check_compressed(start, file, data)?;
                     if skip == 0 && length == data.inflater.output_len() {
                         plan.packed.push(Packed {
                             layer,
@@ -176,7 +238,7 @@ impl Device {
 
     async fn carry_out(&self, queue: &Queue, plan: Plan, iov: &Iov) -> Result<()> {
         let mut flight = Flight {
-            device: self,
+            chain: *self,
             queue,
             iov,
             reads: VecDeque::new(),
@@ -188,10 +250,10 @@ impl Device {
         }
         // Before the groups, whose memory must not be held while this waits for some.
         for piece in &plan.pieces {
-            let image = &self.layers()[piece.layer].image;
-            let bytes = image
-                .inflated(queue, piece.guest, piece.storage, piece.data)
-                .await?;
+            let layer = &self.layers[piece.layer];
+            let file = layer.storage(piece.storage);
+            let inflating = layer.image.inflated(queue, piece.guest, file, piece.data);
+            let bytes = inflating.await?;
             iov.slice(piece.at, piece.length)
                 .copy_from(&bytes[piece.skip..piece.skip + piece.length]);
         }
@@ -207,12 +269,47 @@ impl Device {
     }
 
     /// Reports a read of a layer's data to blkdebug.
-    fn reads_from(&self, layer: usize) {
-        for above in &self.layers()[..layer] {
+    fn reads_from(self, layer: usize) {
+        for above in &self.layers[..layer] {
             above.event(storage::Event::ReadBackingAio);
         }
-        self.layers()[layer].event(storage::Event::ReadAio);
+        self.layers[layer].event(storage::Event::ReadAio);
     }
+}
+
+impl Below for Chain<'_> {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read<'a>(
+        &'a self,
+        queue: &'a Queue,
+        offset: u64,
+        iov: &'a Iov,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.read_by_plan(queue, offset, iov))
+    }
+
+    fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async move {
+            let mut at = range.start;
+            while at < range.end {
+                let (_, extent) = self.resolve(queue, at, range.end - at).await?;
+                match extent.mapping {
+                    Mapping::Zero { .. } | Mapping::Unallocated { .. } => at += extent.length,
+                    _ => return Ok(false),
+                }
+            }
+            Ok(true)
+        })
+    }
+}
+
+/// A request on `queue` for an image over `below`.
+pub(super) fn over<'a>(queue: &'a Queue, below: &'a Option<Chain<'a>>) -> Context<'a> {
+    let below = below.as_ref().map(|chain| chain as &dyn Below);
+    Context { queue, below }
 }
 
 /// Parts that follow each other on the host, as slices of `parts`.
@@ -263,7 +360,7 @@ fn groups(packed: &[Packed]) -> impl Iterator<Item = &[Packed]> {
 
 /// The operations of one request that are in flight.
 struct Flight<'a> {
-    device: &'a Device,
+    chain: Chain<'a>,
     queue: &'a Queue,
     iov: &'a Iov,
     reads: VecDeque<InFlight<'a>>,
@@ -299,8 +396,8 @@ impl<'a> Flight<'a> {
             [part] => self.iov.slice(part.at, part.length),
             _ => self.iov.gather(run.iter().map(|p| (p.at, p.length))),
         };
-        self.device.reads_from(first.layer);
-        let storage = self.device.layers()[first.layer].storage(first.storage);
+        self.chain.reads_from(first.layer);
+        let storage = self.chain.layers[first.layer].storage(first.storage);
         let reading = storage::begin_read(storage, self.queue, first.host, iov);
         self.reads.push_back(InFlight::Data(reading));
     }
@@ -308,7 +405,7 @@ impl<'a> Flight<'a> {
     #[allow(unsafe_code)]
     async fn start_packed(&mut self, group: &[Packed]) -> Result<()> {
         let first = group[0];
-        let file = self.device.layers()[first.layer].storage(first.storage);
+        let file = self.chain.layers[first.layer].storage(first.storage);
         let align = file.alignment().offset as u64;
         let start = first.data.host.0 & !(align - 1);
         let end = group.iter().map(|p| p.data.end().0).max();
@@ -379,7 +476,7 @@ impl<'a> Flight<'a> {
         group: &[Packed],
         memory: Option<Reserved>,
     ) -> Result<()> {
-        let image = &self.device.layers()[group[0].layer].image;
+        let image = &self.chain.layers[group[0].layer].image;
         image.spend(group.iter().map(|p| p.data.work()).sum())?;
         let range = |p: &Packed| {
             let from = (p.data.host.0 - start) as usize;
@@ -434,9 +531,11 @@ impl<'a> Flight<'a> {
     /// Has the driver inflate a cluster, which may know that more than `p.data` belongs to it. The
     /// error is that of the driver.
     async fn inflate_alone(&self, p: &Packed) -> Result<()> {
-        let image = &self.device.layers()[p.layer].image;
-        let bytes = image
-            .inflated(self.queue, p.guest, p.storage, p.data)
+        let layer = &self.chain.layers[p.layer];
+        let file = layer.storage(p.storage);
+        let bytes = layer
+            .image
+            .inflated(self.queue, p.guest, file, p.data)
             .await?;
         let length = p.data.inflater.output_len();
         self.iov.slice(p.at, length).copy_from(&bytes[..length]);

@@ -1,7 +1,6 @@
 //! Internal snapshots of the top image.
 
-use super::device::Device;
-use super::write::Top;
+use super::device::{Device, Resizing};
 use crate::drivers::qcow2::{Image, SnapshotName};
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -15,12 +14,8 @@ impl Device {
     /// `ENOTSUP` if the image cannot have snapshots. Those of [`Device::write`]. There is no
     /// snapshot then.
     pub async fn snapshot_create(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
-        self.whole(async |device| {
-            let image = device.image_with_snapshots()?;
-            let result = image.snapshot_create(queue, name.as_ref()).await;
-            mark_if_corrupt(queue, image, result).await
-        })
-        .await
+        let change = async |image: &mut Image| image.snapshot_create(queue, name.as_ref()).await;
+        self.change_snapshots(queue, change).await
     }
 
     /// Makes the disk, with its size, what it was when an internal snapshot was taken. The snapshot
@@ -30,15 +25,8 @@ impl Device {
     ///
     /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
-        self.whole(async |device| {
-            let image = device.image_with_snapshots()?;
-            let result = image.snapshot_apply(queue, name).await;
-            let result = mark_if_corrupt(queue, image, result).await;
-            let size = image.size();
-            device.set_size(size);
-            result
-        })
-        .await
+        let change = async |image: &mut Image| image.snapshot_apply(queue, name).await;
+        self.change_snapshots(queue, change).await
     }
 
     /// Deletes an internal snapshot and frees the clusters that only it used. Durable on return.
@@ -47,27 +35,25 @@ impl Device {
     ///
     /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_delete(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
-        self.whole(async |device| {
-            let image = device.image_with_snapshots()?;
-            let result = image.snapshot_delete(queue, name).await;
-            mark_if_corrupt(queue, image, result).await
-        })
-        .await
+        let change = async |image: &mut Image| image.snapshot_delete(queue, name).await;
+        self.change_snapshots(queue, change).await
     }
 
-    /// The top image, if it can have snapshots and is open for writing.
-    fn image_with_snapshots(&mut self) -> Result<&mut Image> {
-        if let Top::Raw(_) = self.top_for_writing(0, 0)? {
+    /// Changes the snapshots of the top image, if it can have some.
+    async fn change_snapshots(
+        &mut self,
+        queue: &Queue,
+        change: impl AsyncFnOnce(&mut Image) -> Result<()>,
+    ) -> Result<()> {
+        self.top_for_writing(0, 0)?;
+        let device = Resizing(self);
+        let Some(image) = device.0.top_mut().0.as_qcow2_mut() else {
             return Err(Error::os(libc::ENOTSUP));
-        }
-        self.own_image()
+        };
+        let change = async |image: &mut Image| {
+            let result = change(image).await;
+            image.mark_if_corrupt(queue, result).await
+        };
+        image.whole(change).await
     }
-}
-
-/// Marks the image if the result shows that it is corrupt.
-async fn mark_if_corrupt(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
-    if result.as_ref().is_err_and(Error::shows_corruption) {
-        image.mark_corrupt(queue).await?;
-    }
-    result
 }

@@ -84,7 +84,7 @@ impl Device {
             });
         }
         let _stay = self.enter();
-        let (depth, extent) = self.resolve(queue, offset, length).await?;
+        let (depth, extent) = self.chain().resolve(queue, offset, length).await?;
         let mut status = Status {
             present: true,
             depth,
@@ -128,7 +128,7 @@ impl Device {
     ) -> Result<(usize, StorageId, Mapping)> {
         self.check_range(offset, length)?;
         let _stay = self.enter();
-        let (depth, extent) = self.resolve(queue, offset, length).await?;
+        let (depth, extent) = self.chain().resolve(queue, offset, length).await?;
         Ok((depth, extent.storage, extent.mapping))
     }
 

@@ -1,7 +1,7 @@
 //! The state of a virtual machine, which qcow2 keeps past the end of the disk.
 
 use super::device::Device;
-use crate::format::MAX_L1_BYTES;
+use super::read::over;
 use crate::storage::{self, Buffer, Iov, OwnedBuffer, Queue};
 use crate::{Error, Result};
 
@@ -66,22 +66,13 @@ impl Device {
     async fn save_vm_state(&mut self, queue: &Queue, position: u64, iov: &Iov) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let offset = self.vm_state_at(position, iov.len() as u64)?;
-        self.wait_for_tasks().await;
-        let image = self.own_image()?;
-        if image.geometry().has_data_file() {
-            let text = "The VM state cannot be in an external data file";
-            return Err(Error::Refused(text.into()));
-        }
-        let entries = image.geometry().l1_entries_for(offset + iov.len() as u64);
-        if entries * 8 > MAX_L1_BYTES {
-            return Err(Error::os(libc::EFBIG));
-        }
-        image.announce(queue, 0..0).await?;
-        image.grow_l1(queue, entries).await?;
-        let image = self.top_qcow2()?;
-        storage::event(&**image.file(), storage::Event::VmstateSave);
-        let result = self.write_image(queue, image, offset, iov).await;
-        self.changed(queue, image, result).await
+        let (image, below) = self.top_mut();
+        let image = image
+            .as_qcow2_mut()
+            .ok_or_else(|| Error::os(libc::ENOTSUP))?;
+        let end = offset + iov.len() as u64;
+        image.own().await?.reach_vm_state(queue, end).await?;
+        image.write_vm_state(over(queue, &below), offset, iov).await
     }
 
     /// The guest offset where `position` in the VM state is.
@@ -91,14 +82,6 @@ impl Device {
             return Err(Error::Refused(format!("{format} images have no VM state")));
         };
         self.check_range(0, 0)?;
-        let start = image.vm_state_offset();
-        start
-            .checked_add(position)
-            .filter(|at| at.checked_add(length).is_some_and(|end| end >> 63 == 0))
-            .ok_or(Error::OutOfRange {
-                offset: position,
-                length,
-                size: (1 << 63) - start.min(1 << 63),
-            })
+        image.vm_state_at(position, length)
     }
 }

@@ -10,7 +10,7 @@ use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Mapping, OpenRequest, StorageId,
-    disk_size, refused, spend,
+    disk_size, refused,
 };
 use crate::Result;
 use crate::storage::{self, Queue, Storage, Work};
@@ -129,7 +129,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let catalog = read_table(queue, &*file, what, at, count, decode).await?;
     // A bitmap has at least one sector. QEMU's arithmetic has 32 bits.
     let bitmap_sectors = 1 + u64::from(header.bitmap.wrapping_sub(1)) / SECTOR;
-    Ok(AnyImage::new(Box::new(Bochs {
+    Ok(AnyImage::new(Bochs {
         bitmaps: SectorBitmaps::new(file.clone(), |byte, bit| byte >> bit & 1 != 0, MISSING),
         file_len: file.len()?,
         file,
@@ -139,7 +139,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         data_offset: at + count * 4,
         catalog,
         work,
-    })))
+    }))
 }
 
 impl Bochs {
@@ -208,8 +208,8 @@ impl FormatImage for Bochs {
         Ok(self.file_len.saturating_sub(host).min(length))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn is_dirty(&self) -> Option<bool> {

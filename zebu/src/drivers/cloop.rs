@@ -9,7 +9,7 @@ use super::inflate::Inflated;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
-    check_limit, disk_size, refused, spend,
+    check_limit, disk_size, refused,
 };
 use crate::Result;
 use crate::codec::{Inflater, Stream};
@@ -72,13 +72,13 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         // One is kept, and one is inflated at a time.
         check_limit("memory", "The need for memory", 2 * largest, limits.memory)?;
     }
-    Ok(AnyImage::new(Box::new(Cloop {
+    Ok(AnyImage::new(Cloop {
         inflated: Inflated::new(file.clone(), largest, work.clone()),
         file,
         block_size,
         offsets,
         work,
-    })))
+    }))
 }
 
 fn check_numbers(block_size: u32, blocks: u32) -> Result<()> {
@@ -182,8 +182,8 @@ impl FormatImage for Cloop {
         Box::pin(self.inflated.get(queue, guest, data))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn is_dirty(&self) -> Option<bool> {

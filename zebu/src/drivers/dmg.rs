@@ -15,7 +15,7 @@ use super::sectors::MAX_RUN;
 use super::table::{array, check_in_file};
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
-    StorageId, check_limit, disk_size, refused, spend,
+    StorageId, check_limit, disk_size, refused,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -120,14 +120,14 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         // One is kept, and one is inflated at a time.
         check_limit("memory", "The need for memory", 2 * largest, limits.memory)?;
     }
-    Ok(AnyImage::new(Box::new(Dmg {
+    Ok(AnyImage::new(Dmg {
         inflated: Inflated::new(file.clone(), largest, work.clone()),
         file_len: file.len()?,
         file,
         size,
         chunks,
         work,
-    })))
+    }))
 }
 
 impl Dmg {
@@ -208,8 +208,8 @@ impl FormatImage for Dmg {
         Box::pin(self.inflated.get(queue, guest, data))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn is_dirty(&self) -> Option<bool> {

@@ -1,21 +1,25 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
 //! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the
-//! capabilities of an image and not on its format, except for what only one format has:
-//! [`AnyImage::as_qcow2`], [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].
+//! and implements [`FormatImage`]: the map step of reads, and for a format that is written the map
+//! step of writes and all changes. What lies below an image is a [`Below`], so copy-on-write is the
+//! driver's business. New images go through `create/`, but raw and qcow2. The layers above depend on
+//! the capabilities of an image and not on its format, except for what only one format has
+//! (snapshots, bitmaps, VM state): [`FormatImage::as_qcow2`], `as_raw`, `as_vmdk`.
 //!
 //! Decryption keyed by guest offset (the AES method of qcow2) belongs here: a value of the image
 //! through which reads and writes of [`Mapping::Data`] pass. The map step does not change by it.
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod below;
 mod bochs;
 mod cache;
 mod check;
 mod cloop;
 mod create;
 mod dmg;
+mod epoch;
 mod extent;
 mod format;
 mod guess;
@@ -26,6 +30,7 @@ mod open;
 mod options;
 mod parallels;
 mod pieces;
+mod preallocate;
 mod qcow;
 pub mod qcow2;
 mod qed;
@@ -41,19 +46,23 @@ mod vpc;
 mod wait;
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::storage::{Queue, Storage};
+use crate::format::HostOffset;
+use crate::storage::{Iov, Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
+pub use below::{Below, Changing, Context};
 pub use check::CheckReport;
 pub(crate) use create::{
     BlockLayout, Linear, NewBlocks, check_inside, make_valid, random_uuid, refuse_empty,
     seconds_since, too_large, write_table,
 };
 pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
+pub(crate) use epoch::{Epochs, Stay};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::{Guess, check_inner, check_tail, is_partitioned, probe, probe_head};
@@ -63,6 +72,7 @@ pub(crate) use limits::{LOOKUP_WORK, check_limit};
 use limits::{disk_size, spend};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
 pub use options::{Qcow2Opening, RawPart, VhdSize};
+pub use preallocate::Preallocation;
 pub use raw::Raw;
 pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
@@ -135,15 +145,31 @@ pub trait FormatImage: Debug + Send + Sync {
         data: CompressedData,
     ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
         Box::pin(async move {
-            self.spend(data.work())?;
+            spend(self.work().map(|work| &**work), data.work())?;
             inflate(queue, storage, guest, data).await.map(Arc::new)
         })
     }
 
-    /// Counts work that is done with the image, if it has a limit. Look-ups of extents are counted by
+    /// The work that may still be done with an untrusted image. Look-ups of extents are counted by
     /// [`AnyImage`].
-    fn spend(&self, _work: u64) -> Result<()> {
-        Ok(())
+    fn work(&self) -> Option<&Arc<Work>> {
+        None
+    }
+
+    /// The part of compressed data, mapped at `guest`, that `storage` has.
+    ///
+    /// # Errors
+    /// If it lacks more than the data's slack.
+    fn check_compressed(
+        &self,
+        guest: u64,
+        storage: &dyn Storage,
+        data: CompressedData,
+    ) -> Result<CompressedData> {
+        match storage.len()? {
+            length if data.last() >= length => Err(data.past_end(guest)),
+            length => Ok(data.within(length)),
+        }
     }
 
     /// The meaning of holes of a storage under data; None if that needs I/O.
@@ -204,6 +230,115 @@ pub trait FormatImage: Debug + Send + Sync {
         Ok(())
     }
 
+    /// The epochs of its requests, if it gives space another use while they last.
+    fn epochs(&self) -> Option<Arc<Epochs>> {
+        None
+    }
+
+    /// The map step of a write: where its bytes go, if they have one place, and nothing else
+    /// changes. Asked for every write, within an epoch; the caller writes there at once. No I/O, no
+    /// allocation. None: by [`FormatImage::write`].
+    fn in_place(&self, _guest: u64, _length: u64) -> Option<(StorageId, HostOffset)> {
+        None
+    }
+
+    /// Writes a range of the disk, which is not empty. What the image lies on, it may copy. As of
+    /// all changes, only called for an image that is open for writing; those of images that are
+    /// written through are durable on return.
+    fn write<'a>(&'a self, _context: Context<'a>, _offset: u64, _iov: &'a Iov) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Makes a range of the disk, which is not empty, read as zeroes. With `unmap` its space may be
+    /// freed.
+    fn write_zeroes<'a>(
+        &'a self,
+        _context: Context<'a>,
+        _range: Range<u64>,
+        _unmap: bool,
+    ) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Prepares [`FormatImage::write_zeroes`] of a range that begins and ends with a zero unit, or
+    /// with what is zero. Fails with `EOPNOTSUPP`, and changes nothing, if data would be written.
+    fn zero_quickly<'a>(&'a self, _context: Context<'a>, _range: Range<u64>) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Gives up the content of a range of the disk, which is not empty.
+    fn discard<'a>(&'a self, _context: Context<'a>, _range: Range<u64>) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// See [`Device::write_compressed`](crate::Device::write_compressed).
+    fn write_compressed<'a>(
+        &'a self,
+        _context: Context<'a>,
+        _offset: u64,
+        _iov: &'a Iov,
+    ) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// See [`Device::write_packed`](crate::Device::write_packed).
+    fn write_packed<'a>(
+        &'a self,
+        _context: Context<'a>,
+        _clusters: &'a [(u64, Range<usize>)],
+        _data: &'a [u8],
+    ) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Makes every change durable that had ended before the call.
+    fn flush<'a>(&'a self, _context: Context<'a>) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Gives the disk another size in bytes. What is behind a smaller end is lost, what a larger size
+    /// adds reads as zeroes. As of all changes by `&mut`, no request is in flight.
+    fn resize<'a>(
+        &'a mut self,
+        _context: Context<'a>,
+        _size: u64,
+        _preallocation: Preallocation,
+    ) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Drops the content of the image, so that it shows what is below. Durable on return. With
+    /// `unmap` the space of zeroes may be freed.
+    fn make_empty<'a>(&'a mut self, _context: Context<'a>, _unmap: bool) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Records another backing file, with the name of its format, or none. Durable on return, and
+    /// all data before it.
+    fn set_backing<'a>(
+        &'a mut self,
+        _context: Context<'a>,
+        _name: Option<&'a [u8]>,
+        _format: Option<&'a [u8]>,
+    ) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// Ends the use of the image, which was flushed. Also called for one that is only read.
+    fn close<'a>(&'a mut self, _context: Context<'a>) -> Changing<'a> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The image, if it is qcow2.
+    fn as_qcow2(&self) -> Option<&qcow2::Image> {
+        None
+    }
+
+    /// The image exclusively, if it is qcow2, with what its tasks share.
+    fn as_qcow2_mut(&mut self) -> Option<&mut qcow2::SharedImage> {
+        None
+    }
+
     /// The image, if it is raw.
     fn as_raw(&self) -> Option<&Raw> {
         None
@@ -213,11 +348,11 @@ pub trait FormatImage: Debug + Send + Sync {
     fn as_vmdk(&self) -> Option<&Vmdk> {
         None
     }
+}
 
-    /// The image exclusively, if it is raw.
-    fn as_raw_mut(&mut self) -> Option<&mut Raw> {
-        None
-    }
+/// The result of what a format does not have.
+fn unsupported<'a>() -> Changing<'a> {
+    Box::pin(std::future::ready(Err(Error::os(libc::ENOTSUP))))
 }
 
 /// The error of an image, or of options, that a driver refuses.

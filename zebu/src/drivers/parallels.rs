@@ -11,7 +11,7 @@ use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
-    StorageId, disk_size, refused, spend,
+    StorageId, disk_size, refused,
 };
 use crate::Result;
 use crate::storage::{self, Queue, Storage, Work};
@@ -170,14 +170,14 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     }
     let (what, decode) = ("The block allocation table", u32::from_le_bytes);
     let table = read_table(queue, &*file, what, HEADER, entries, decode).await?;
-    Ok(AnyImage::new(Box::new(Parallels {
+    Ok(AnyImage::new(Parallels {
         file,
         file_len,
         header,
         size,
         table,
         work,
-    })))
+    }))
 }
 
 impl Parallels {
@@ -290,8 +290,8 @@ impl FormatImage for Parallels {
         Ok(self.file_len.saturating_sub(host).min(length))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn check<'a>(

@@ -11,7 +11,7 @@ use super::pieces::{Pieces, Table};
 use super::table::{array, check_in_file, read_backing_name};
 use super::{
     AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping,
-    OpenRequest, StorageId, disk_size, past_end, refused, spend,
+    OpenRequest, StorageId, disk_size, past_end, refused,
 };
 use crate::codec::{Compression, Inflater, Stream};
 use crate::format::HostOffset;
@@ -145,7 +145,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     }
     check_in_file("The L1 table", header.l1_offset, l1_bytes, file_len)?;
     let backing = backing(queue, &*file, &header, file_len).await?;
-    Ok(AnyImage::new(Box::new(Qcow {
+    Ok(AnyImage::new(Qcow {
         tables: TwoLevels {
             pieces: Pieces::new(file.clone()),
             l1: Table {
@@ -163,7 +163,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         size,
         backing,
         work,
-    })))
+    }))
 }
 
 /// The name of the backing file.
@@ -291,8 +291,8 @@ impl FormatImage for Qcow {
         Box::pin(self.inflated.get(queue, guest, data))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn is_encrypted(&self) -> bool {

@@ -9,7 +9,7 @@ use super::pieces::{Pieces, Table};
 use super::table::{array, read_backing_name, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Limits,
-    Mapping, OpenRequest, check_limit, disk_size, refused, spend,
+    Mapping, OpenRequest, check_limit, disk_size, refused,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -171,7 +171,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         limits.check_table("The L1 table's length", header.entries() * ENTRY)?;
     }
     let backing = backing(queue, &*file, &header, file_len).await?;
-    Ok(AnyImage::new(Box::new(Qed {
+    Ok(AnyImage::new(Qed {
         tables: TwoLevels {
             pieces: Pieces::new(file.clone()),
             l1: Table {
@@ -189,7 +189,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         backing,
         limits,
         work,
-    })))
+    }))
 }
 
 /// The name of the backing file.
@@ -382,8 +382,8 @@ impl FormatImage for Qed {
         Box::pin(self.tables.load(queue, self, guest, limit))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn check<'a>(

@@ -20,14 +20,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Image;
 use super::allocate::Allocation;
-use super::epoch::Stay;
 use super::frees::Freed;
 use super::protect::L2_TABLE;
 use super::table::Slice;
 use super::target::{Fill, Step};
 use super::writer::Announced;
 use crate::broken::{Rule, is_broken};
-use crate::drivers::Held;
+use crate::drivers::{Held, Stay};
 use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -62,9 +61,11 @@ pub(crate) enum NextWrite<'a> {
 pub(crate) struct Filling<'a> {
     image: &'a Image,
     slice: Arc<Slice>,
-    fill: Fill,
-    host: HostOffset,
-    allocation: Option<Allocation<'a>>,
+    pub fill: Fill,
+    /// Where they go.
+    pub host: HostOffset,
+    /// What was allocated for it.
+    pub allocation: Option<Allocation<'a>>,
 }
 
 impl<'a> Announced<'a> {
@@ -145,28 +146,22 @@ impl<'a> Change<'a> {
 }
 
 impl Filling<'_> {
-    /// Writes the clusters by `write`, then maps them. Returns the bytes of the request that this
-    /// covers.
-    pub(crate) async fn fill(
-        self,
-        write: impl AsyncFnOnce(&Fill, HostOffset, Option<&Allocation<'_>>) -> Result<()>,
-    ) -> Result<u64> {
-        let Filling {
-            image,
-            slice,
-            fill,
-            host,
-            allocation,
-        } = self;
-        if is_broken(Rule::DataBeforeEntry) {
-            image.map_fill(&slice, &fill, host)?;
+    /// Before the clusters are written.
+    pub(super) fn begin(&self) -> Result<()> {
+        match is_broken(Rule::DataBeforeEntry) {
+            true => self.image.map_fill(&self.slice, &self.fill, self.host),
+            false => Ok(()),
         }
-        write(&fill, host, allocation.as_ref()).await?;
-        image.map_fill(&slice, &fill, host)?;
-        if let Some(allocation) = allocation {
+    }
+
+    /// Maps the clusters, after they are written. Returns the bytes of the request that this
+    /// covers.
+    pub(super) fn map(self) -> Result<u64> {
+        self.image.map_fill(&self.slice, &self.fill, self.host)?;
+        if let Some(allocation) = self.allocation {
             allocation.keep();
         }
-        Ok(fill.length)
+        Ok(self.fill.length)
     }
 }
 

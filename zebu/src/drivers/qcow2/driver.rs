@@ -1,15 +1,16 @@
 //! qcow2 as a driver.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::create_options::CREATE_OPTIONS;
 use super::{Image, OpenImage, SharedImage};
 use crate::drivers::{
-    AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, OpenRequest,
-    Purpose, StorageId,
+    AnyImage, BackingName, BoxFuture, Changing, CompressedData, Context, Driver, Epochs, Extent,
+    Format, FormatImage, Holes, OpenRequest, Preallocation, Purpose, StorageId,
 };
-use crate::format::MAGIC;
-use crate::storage::{Counted, LockRequest, Queue, Storage};
+use crate::format::{Header, HostOffset, MAGIC};
+use crate::storage::{Counted, Iov, LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
@@ -102,7 +103,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             limits.check_size(image.size())?;
         }
     }
-    Ok(AnyImage::from_qcow2(image))
+    Ok(AnyImage::from_qcow2(SharedImage::new(image)))
 }
 
 impl FormatImage for SharedImage {
@@ -147,19 +148,32 @@ impl FormatImage for SharedImage {
         Image::data_before_end(self, host, length)
     }
 
-    /// Refuses clusters past the end of the file, which was cut off, or whose table is wrong. QEMU
-    /// reads them as zeroes.
     #[inline]
     fn check_data(&self, guest: u64, _storage: StorageId, host: u64, length: u64) -> Result<()> {
-        let there = Image::data_before_end(self, host, length)?;
-        if there == length {
-            return Ok(());
-        }
-        Err(self.past_end(guest + there, host + there))
+        Image::check_data(self, guest, host, length)
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        Image::spend(self, work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
+    }
+
+    fn check_compressed(
+        &self,
+        guest: u64,
+        _storage: &dyn Storage,
+        data: CompressedData,
+    ) -> Result<CompressedData> {
+        Image::check_compressed(self, guest, data)
+    }
+
+    fn inflated<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        _storage: &'a dyn Storage,
+        data: CompressedData,
+    ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
+        Box::pin(Image::inflated(self, queue, guest, data))
     }
 
     fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
@@ -188,6 +202,127 @@ impl FormatImage for SharedImage {
             name: header.backing_file()?,
             format: header.extensions.backing_format(),
         })
+    }
+
+    fn epochs(&self) -> Option<Arc<Epochs>> {
+        let writer = self.writer().ok()?;
+        Some(writer.epochs.clone())
+    }
+
+    fn in_place(&self, guest: u64, length: u64) -> Option<(StorageId, HostOffset)> {
+        let host = Image::in_place(self, guest, length)?;
+        Some((self.data_storage(), host))
+    }
+
+    fn write<'a>(&'a self, context: Context<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move {
+            let result = self.disk(context).write(offset, iov).await;
+            self.changed(context.queue, result).await
+        })
+    }
+
+    fn write_zeroes<'a>(
+        &'a self,
+        context: Context<'a>,
+        range: Range<u64>,
+        unmap: bool,
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            let (disk, length) = (self.disk(context), range.end - range.start);
+            let result = disk.zero(range.start, length, unmap).await;
+            self.changed(context.queue, result).await
+        })
+    }
+
+    fn zero_quickly<'a>(&'a self, _context: Context<'a>, _range: Range<u64>) -> Changing<'a> {
+        // Version 2 has no zeroes but those that are written.
+        let result = match self.version() {
+            2 => Err(Error::os(libc::EOPNOTSUPP)),
+            _ => Ok(()),
+        };
+        Box::pin(std::future::ready(result))
+    }
+
+    fn discard<'a>(&'a self, context: Context<'a>, range: Range<u64>) -> Changing<'a> {
+        Box::pin(async move {
+            let length = range.end - range.start;
+            let result = self.disk(context).discard(range.start, length).await;
+            self.changed(context.queue, result).await
+        })
+    }
+
+    fn write_compressed<'a>(
+        &'a self,
+        context: Context<'a>,
+        offset: u64,
+        iov: &'a Iov,
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            self.refuse_packed()?;
+            let disk = self.disk(context);
+            disk.write_compressed(offset, iov).await
+        })
+    }
+
+    fn write_packed<'a>(
+        &'a self,
+        context: Context<'a>,
+        clusters: &'a [(u64, Range<usize>)],
+        data: &'a [u8],
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            self.refuse_packed()?;
+            self.check_packed(clusters, data)?;
+            let result = Image::write_packed(self, context.queue, clusters, data).await;
+            self.changed(context.queue, result).await
+        })
+    }
+
+    fn flush<'a>(&'a self, context: Context<'a>) -> Changing<'a> {
+        Box::pin(Image::flush(self, context.queue))
+    }
+
+    fn resize<'a>(
+        &'a mut self,
+        context: Context<'a>,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Changing<'a> {
+        let change = async move |image: &mut Image| {
+            let resizing = image.resize(context, size, preallocation);
+            resizing.await
+        };
+        Box::pin(self.whole(change))
+    }
+
+    fn make_empty<'a>(&'a mut self, context: Context<'a>, unmap: bool) -> Changing<'a> {
+        let change = async move |image: &mut Image| image.make_empty(context, unmap).await;
+        Box::pin(self.whole(change))
+    }
+
+    fn set_backing<'a>(
+        &'a mut self,
+        context: Context<'a>,
+        name: Option<&'a [u8]>,
+        format: Option<&'a [u8]>,
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            self.check_new_backing(name, format)?;
+            let change = |header: &mut Header| header.set_backing(name, format);
+            self.replace_header(context.queue, change).await
+        })
+    }
+
+    fn close<'a>(&'a mut self, context: Context<'a>) -> Changing<'a> {
+        Box::pin(async move { self.own().await?.close(context.queue).await })
+    }
+
+    fn as_qcow2(&self) -> Option<&Image> {
+        Some(self)
+    }
+
+    fn as_qcow2_mut(&mut self) -> Option<&mut SharedImage> {
+        Some(self)
     }
 }
 

@@ -9,8 +9,8 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use super::epoch::Epochs;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::Epochs;
 use crate::lock;
 
 /// References whose refcounts may be lowered, one after the other. Those that are

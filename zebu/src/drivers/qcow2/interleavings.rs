@@ -14,9 +14,8 @@ use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::thread;
 
 use super::dirty::Dirty;
-use super::epoch::Epochs;
 use super::table::Slice;
-use crate::drivers::{Gate, Ranges};
+use crate::drivers::{Epochs, Gate, Ranges};
 use crate::format::{Geometry, Header, HostOffset, L2Entry};
 
 /// Runs a test under 10 000 schedules, or `ZEBU_INTERLEAVINGS`.

@@ -20,18 +20,16 @@ impl Image {
     /// the answer may be out of date at once.
     #[doc(hidden)]
     pub async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
+        self.spend(LOOKUP_WORK)?;
         match self.cached_extent(guest, limit) {
             Some(extent) => extent,
             None => self.load_extent(queue, guest, limit).await,
         }
     }
 
-    /// As [`Image::extent`] if that needs no I/O.
+    /// As [`Image::extent`] if that needs no I/O. Does not count as work.
     #[inline]
     pub(crate) fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        if let Err(error) = self.spend(LOOKUP_WORK) {
-            return Some(Err(error));
-        }
         let entry = self.l1.get(self.geometry.l1_index(GuestOffset(guest)));
         if entry.raw_offset().0 == 0 {
             let to_end = self.l2_bytes() - (guest & (self.l2_bytes() - 1));

@@ -6,11 +6,12 @@ mod change;
 mod commit;
 mod create_options;
 mod dirty;
+mod disk;
 mod downgrade;
 mod driver;
-mod epoch;
 mod frees;
 mod grow;
+mod header;
 mod inflate;
 #[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
@@ -35,25 +36,20 @@ mod zero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::drivers::CompressedData;
 use crate::drivers::cache::Cache;
+use crate::drivers::{CompressedData, spend};
 use crate::format::{Geometry, Header, Snapshot};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub use crate::drivers::{Extent, Limits, Mapping};
-pub(crate) use allocate::Allocation;
 pub(crate) use bitmaps::{BitmapChange, Bits};
-pub(crate) use change::{Change, NextWrite};
 pub use driver::DRIVER;
-pub(crate) use epoch::Stay;
 pub(crate) use inflate::inflater;
 pub use open::OpenImage;
 pub use protect::OverlapChecks;
 pub use shared::SharedImage;
 pub use snapshot::SnapshotName;
-pub(crate) use target::{Fill, Target};
-pub(crate) use writer::Announced;
 pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.
@@ -234,6 +230,17 @@ impl Image {
         }
     }
 
+    /// Refuses data past the end of the file, which was cut off, or whose table is wrong. QEMU reads
+    /// them as zeroes.
+    #[inline]
+    pub(crate) fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+        let there = self.data_before_end(host, length)?;
+        if there == length {
+            return Ok(());
+        }
+        Err(self.past_end(guest + there, host + there))
+    }
+
     /// The part of compressed data, mapped at `guest`, that the file has: their stream may end before
     /// the length in their descriptor, and if it does not, it does not inflate.
     pub(crate) fn check_compressed(
@@ -275,10 +282,7 @@ impl Image {
     /// Counts work, if that has a limit.
     #[inline]
     pub(crate) fn spend(&self, amount: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(work) => Ok(work.spend(amount)?),
-        }
+        spend(self.work.as_deref(), amount)
     }
 
     /// Where the cluster of `guest` starts.
@@ -290,6 +294,22 @@ impl Image {
     #[doc(hidden)]
     pub fn cache_hits_and_loads(&self) -> (u64, u64) {
         (self.slices.hits(), self.slices.misses())
+    }
+
+    /// The guest offset where `position` in the VM state is.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if `length` bytes from there on cannot be.
+    pub(crate) fn vm_state_at(&self, position: u64, length: u64) -> Result<u64> {
+        let start = self.vm_state_offset();
+        start
+            .checked_add(position)
+            .filter(|at| at.checked_add(length).is_some_and(|end| end >> 63 == 0))
+            .ok_or(Error::OutOfRange {
+                offset: position,
+                length,
+                size: (1 << 63) - start.min(1 << 63),
+            })
     }
 
     /// Whether it is open for writing.

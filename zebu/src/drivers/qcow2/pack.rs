@@ -29,6 +29,32 @@ impl Drop for Packed<'_> {
 }
 
 impl Image {
+    /// Refuses compressed clusters where there can be none.
+    pub(super) fn refuse_packed(&self) -> Result<()> {
+        match self.geometry.has_data_file() {
+            true => Err(Error::os(libc::ENOTSUP)),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses clusters that are not whole, do not ascend, or whose data are not shorter.
+    pub(super) fn check_packed(&self, clusters: &[(u64, Range<usize>)], data: &[u8]) -> Result<()> {
+        let size = self.geometry.cluster_size();
+        let mut next = 0;
+        for (guest, range) in clusters {
+            let fits = range.start < range.end
+                && range.end <= data.len()
+                && (range.len() as u64) < size
+                && *guest >= next
+                && guest.is_multiple_of(size);
+            if !fits {
+                return Err(Error::os(libc::EINVAL));
+            }
+            next = guest + size;
+        }
+        Ok(())
+    }
+
     /// Writes and maps clusters whose compressed data lie in `data`; see
     /// [`Device::write_packed`](crate::block::Device::write_packed).
     pub(crate) async fn write_packed(

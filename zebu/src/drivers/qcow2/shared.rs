@@ -6,18 +6,18 @@
 //! of the image. It is cancelled when the request is dropped.
 //!
 //! A change of the whole image (`&mut`) waits until no task is left, and starts
-//! none: its commits are part of its future. See [`Whole`](super::Whole) for what
+//! none: its commits are part of its future. See [`SharedImage::whole`] for what
 //! happens when that is dropped.
-#![allow(unsafe_code)]
 
 use std::future::poll_fn;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, Waker};
 
 use super::Image;
 use crate::storage::{Cancelled, Queue};
+use crate::{Error, Result};
 
 /// An image on the heap, which its tasks share.
 #[derive(Debug)]
@@ -26,9 +26,10 @@ pub struct SharedImage(Arc<Image>);
 /// The tasks of an image.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    /// The pointer of the image's [`Arc`] while it may be shared; null while there
-    /// is a `&mut` to it.
-    place: AtomicPtr<Image>,
+    /// The image that has this field, while it may be shared: not while there is a `&mut` to it.
+    image: Mutex<Weak<Image>>,
+    /// Whether it is there.
+    is_shared: AtomicBool,
     count: Arc<Count>,
 }
 
@@ -64,11 +65,37 @@ impl SharedImage {
         .await
     }
 
+    /// Exclusive access to the image, after its tasks have ended.
+    pub(crate) async fn own(&mut self) -> Result<&mut Image> {
+        self.wait_for_tasks().await;
+        self.get_mut().ok_or_else(|| Error::os(libc::EBUSY))
+    }
+
+    /// Carries out a change of the whole image. If the future is dropped midway, every write fails
+    /// until the image is opened again.
+    pub(crate) async fn whole<T>(
+        &mut self,
+        change: impl AsyncFnOnce(&mut Image) -> Result<T>,
+    ) -> Result<T> {
+        let image = self.own().await?;
+        let whole = image.writer()?.whole();
+        let result = change(image).await;
+        whole.end();
+        result
+    }
+
+    /// Tasks may share the image from now on.
+    #[cold]
+    fn share(&self) {
+        *crate::lock(&self.0.tasks.image) = Arc::downgrade(&self.0);
+        self.0.tasks.is_shared.store(true, Ordering::Release);
+    }
+
     /// Exclusive access to the image; `None` while there are tasks.
-    pub(crate) fn get_mut(&mut self) -> Option<&mut Image> {
-        let image = Arc::get_mut(&mut self.0)?;
-        *image.tasks.place.get_mut() = std::ptr::null_mut();
-        Some(image)
+    fn get_mut(&mut self) -> Option<&mut Image> {
+        self.0.tasks.is_shared.store(false, Ordering::Release);
+        *crate::lock(&self.0.tasks.image) = Weak::new();
+        Arc::get_mut(&mut self.0)
     }
 }
 
@@ -77,9 +104,8 @@ impl Deref for SharedImage {
 
     #[inline]
     fn deref(&self) -> &Image {
-        let place = &self.0.tasks.place;
-        if place.load(Ordering::Relaxed).is_null() {
-            place.store(Arc::as_ptr(&self.0).cast_mut(), Ordering::Relaxed);
+        if !self.0.tasks.is_shared.load(Ordering::Acquire) {
+            self.share();
         }
         &self.0
     }
@@ -88,17 +114,7 @@ impl Deref for SharedImage {
 impl Tasks {
     /// A share of the image that has this field, if it may be shared.
     fn share(&self) -> Option<Share> {
-        let place = self.place.load(Ordering::Relaxed);
-        if place.is_null() {
-            return None;
-        }
-        // SAFETY: `place` comes from `Arc::as_ptr`, and that `Arc` is alive: it owns
-        // the image that `self` is a field of. Only `get_mut` returns a `&mut` to the
-        // image; it sets `place` to null first, and fails while there are shares.
-        let image = unsafe {
-            Arc::increment_strong_count(place);
-            Arc::from_raw(place)
-        };
+        let image = crate::lock(&self.image).upgrade()?;
         crate::lock(&self.count.0).0 += 1;
         Some(Share {
             image: Some(image),

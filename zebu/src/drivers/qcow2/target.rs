@@ -6,7 +6,7 @@
 use super::Image;
 use super::table::Slice;
 use crate::format::{ClusterKind, Geometry, GuestOffset, HostOffset, L2Entry};
-use crate::storage::Queue;
+use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
 /// The target of a write.
@@ -74,6 +74,31 @@ impl Image {
                 length: fill.length,
             }),
         }
+    }
+
+    /// Where a write goes if all of it has one place in a cluster of its own, and finding that out
+    /// needs no I/O. It is announced then.
+    pub(super) fn in_place(&self, guest: u64, length: u64) -> Option<HostOffset> {
+        let writer = self.writer.as_deref()?;
+        if writer.check().is_err() || self.file.cache_mode().is_write_through() {
+            return None;
+        }
+        self.announced(writer, &(guest..guest + length))?;
+        let entry = self.l1.get(self.geometry.l1_index(GuestOffset(guest)));
+        if length > self.to_slice_end(guest) || entry.raw_offset().0 == 0 || !entry.copied() {
+            return None;
+        }
+        let slice = self.slices.get(self.slice_number(guest))?;
+        let host = match self.step(&slice, guest, length) {
+            Ok(Step::InPlace { host, length: all }) if all == length => host,
+            _ => return None,
+        };
+        self.check_data_write(host, length).ok()?;
+        let is_inside = self.geometry.has_data_file() || host.0 + length <= self.file_len();
+        if is_inside {
+            storage::event(&*self.file, storage::Event::WriteAio);
+        }
+        is_inside.then_some(host)
     }
 
     /// The next step of a write of at most `limit` bytes at `guest`, inside the slice. For a `Fill`

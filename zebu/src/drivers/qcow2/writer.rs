@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use super::Image;
 use super::bitmaps::Bitmaps;
 use super::dirty::Dirty;
-use super::epoch::{Epochs, Stay};
 use super::frees::{Freed, Frees};
 use super::protect::{BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
-use crate::drivers::{Gate, Ranges, inflate};
+use crate::drivers::{Epochs, Gate, Ranges, Stay, inflate};
 use crate::format::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header, HostOffset,
     INCOMPATIBLE_CORRUPT, L1Entry, L2Entry, Replacement,
@@ -65,7 +64,7 @@ pub(crate) struct Writer {
     pub(crate) gate: Gate,
     pub(crate) refcounts: Refcounts,
     pub(crate) protected: Protected,
-    pub(crate) epochs: Epochs,
+    pub(crate) epochs: Arc<Epochs>,
     pub(crate) frees: Frees,
     pub(crate) dirty: Dirty,
     /// Requested flushes, and the number of them that a commit has served.
@@ -210,7 +209,7 @@ impl Image {
             gate: Gate::default(),
             refcounts,
             protected: Protected::new(self.geometry.cluster_size(), options.overlap_checks),
-            epochs: Epochs::default(),
+            epochs: Arc::default(),
             frees: Frees::default(),
             dirty: Dirty::default(),
             asked: AtomicU64::new(0),
@@ -451,16 +450,25 @@ impl Image {
         let writer = self.writer()?;
         writer.check()?;
         loop {
-            if !writer.announced.load(Ordering::Acquire) {
-                self.as_task(queue, async move |image, queue| {
-                    image.announce_first(queue).await
-                })
-                .await?;
+            if let Some(announced) = self.announced(writer, &range) {
+                return Ok(announced);
             }
-            match writer.bitmaps.get() {
-                Some(bitmaps) if !self.note_change(bitmaps, &range) => {}
-                _ => return Ok(Announced(self)),
-            }
+            self.as_task(queue, async move |image, queue| {
+                image.announce_first(queue).await
+            })
+            .await?;
+        }
+    }
+
+    /// [`Image::announce`] if that needs no I/O.
+    #[inline]
+    pub(super) fn announced(&self, writer: &Writer, range: &Range<u64>) -> Option<Announced<'_>> {
+        if !writer.announced.load(Ordering::Acquire) {
+            return None;
+        }
+        match writer.bitmaps.get() {
+            Some(bitmaps) if !self.note_change(bitmaps, range) => None,
+            _ => Some(Announced(self)),
         }
     }
 

@@ -12,7 +12,7 @@ use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, Mapping,
-    OpenRequest, StorageId, refused, spend,
+    OpenRequest, StorageId, refused,
 };
 use crate::Result;
 use crate::format::FormatError;
@@ -179,13 +179,13 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         u32::from_le_bytes,
     )
     .await?;
-    Ok(AnyImage::new(Box::new(Vdi {
+    Ok(AnyImage::new(Vdi {
         file,
         file_len,
         header,
         map,
         work,
-    })))
+    }))
 }
 
 impl Vdi {
@@ -262,8 +262,8 @@ impl FormatImage for Vdi {
         Some(Ok(self.extent(guest, limit)))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     /// The sectors that the file has. QEMU reads missing ones as zeroes, but writes whole blocks, as

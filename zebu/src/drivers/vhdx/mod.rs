@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
-    OpenRequest, StorageId, check_limit, refused, spend,
+    OpenRequest, StorageId, check_limit, refused,
 };
 use crate::Result;
 use crate::storage::{Queue, Storage, Work};
@@ -103,7 +103,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             bat.start
         )));
     }
-    Ok(AnyImage::new(Box::new(Vhdx {
+    Ok(AnyImage::new(Vhdx {
         tables: Tables::new(file.clone(), cached),
         file,
         file_len,
@@ -113,7 +113,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         regions,
         bat,
         work,
-    })))
+    }))
 }
 
 impl FormatImage for Vhdx {
@@ -150,8 +150,8 @@ impl FormatImage for Vhdx {
         Ok(self.before_end(host, length))
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     /// A block is allocated as a whole. Most of it may be a hole.

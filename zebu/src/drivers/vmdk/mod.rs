@@ -379,8 +379,8 @@ impl FormatImage for Vmdk {
         })
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        self.shared.spend(work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.shared.work.as_ref()
     }
 
     /// The sectors of a flat extent that its file has.

@@ -70,7 +70,7 @@ pub async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             flat_lens[region.storage.0 as usize] = Some(file_len);
         }
     }
-    Ok(AnyImage::new(Box::new(Vmdk {
+    Ok(AnyImage::new(Vmdk {
         storages,
         flat_lens,
         content_id: identity.cid.to_be_bytes(),
@@ -85,7 +85,7 @@ pub async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             grains: Cache::new((INFLATED_CACHE / grain.unwrap_or(INFLATED_CACHE)) as usize),
             work,
         }),
-    })))
+    }))
 }
 
 /// What a file begins with.

@@ -16,7 +16,7 @@ use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, Mapping,
-    OpenRequest, StorageId, VhdSize, refused, spend,
+    OpenRequest, StorageId, VhdSize, refused,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -226,14 +226,14 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             parent,
         });
     }
-    Ok(AnyImage::new(Box::new(Vpc {
+    Ok(AnyImage::new(Vpc {
         file,
         file_len,
         size,
         id: footer.id,
         blocks: blocks.filter(|_| footer.disk_type != FIXED),
         work,
-    })))
+    }))
 }
 
 /// The footer, and whether the image has a second header. Of an image that grows the copy at the start
@@ -402,8 +402,8 @@ impl FormatImage for Vpc {
         })
     }
 
-    fn spend(&self, work: u64) -> Result<()> {
-        spend(self.work.as_deref(), work)
+    fn work(&self) -> Option<&Arc<Work>> {
+        self.work.as_ref()
     }
 
     fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {

@@ -1,14 +1,17 @@
 //! A raw image: the disk is the storage's bytes, or a part of them.
 
+mod resize;
+
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
-    AnyImage, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping, OpenRequest,
-    StorageId,
+    AnyImage, Changing, Context, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes,
+    Mapping, OpenRequest, Preallocation, StorageId,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, Event, LockRequest, Queue, Storage};
+use crate::storage::{self, Event, Iov, LockRequest, Queue, Storage};
 use crate::{Error, Result};
 
 /// The driver.
@@ -44,7 +47,7 @@ fn open(request: OpenRequest<'_>) -> Result<AnyImage> {
     if part.is_guessed && request.write {
         raw.guard = Some(Gate::default());
     }
-    Ok(AnyImage::new(Box::new(raw)))
+    Ok(AnyImage::new(raw))
 }
 
 impl FormatImage for Raw {
@@ -69,11 +72,69 @@ impl FormatImage for Raw {
         Some(Holes::Unallocated)
     }
 
-    fn as_raw(&self) -> Option<&Raw> {
-        Some(self)
+    fn in_place(&self, guest: u64, _length: u64) -> Option<(StorageId, HostOffset)> {
+        if self.is_guarded(guest) {
+            return None;
+        }
+        self.event(Event::WriteAio);
+        Some((StorageId::FILE, HostOffset(self.offset + guest)))
     }
 
-    fn as_raw_mut(&mut self) -> Option<&mut Raw> {
+    fn write<'a>(&'a self, context: Context<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        // All others are written in place.
+        Box::pin(self.write_start(context.queue, offset, iov))
+    }
+
+    fn write_zeroes<'a>(
+        &'a self,
+        context: Context<'a>,
+        range: Range<u64>,
+        unmap: bool,
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            let (queue, length) = (context.queue, range.end - range.start);
+            let _pass = self.zero_start(queue, range.start, length).await?;
+            let (file, at) = (&*self.storage, self.offset + range.start);
+            match unmap {
+                true => storage::punch_hole(file, queue, at, length).await?,
+                false => storage::zero_range(file, queue, at, length).await?,
+            }
+            Ok(())
+        })
+    }
+
+    fn zero_quickly<'a>(&'a self, context: Context<'a>, range: Range<u64>) -> Changing<'a> {
+        Box::pin(async move {
+            let (queue, length) = (context.queue, range.end - range.start);
+            let _pass = self.zero_start(queue, range.start, length).await?;
+            let at = self.offset + range.start;
+            Ok(storage::zero_quickly(&*self.storage, queue, at, length).await?)
+        })
+    }
+
+    fn discard<'a>(&'a self, context: Context<'a>, range: Range<u64>) -> Changing<'a> {
+        Box::pin(async move {
+            let (queue, length) = (context.queue, range.end - range.start);
+            let _pass = self.zero_start(queue, range.start, length).await?;
+            let at = self.offset + range.start;
+            Ok(storage::discard(&*self.storage, queue, at, length).await?)
+        })
+    }
+
+    fn flush<'a>(&'a self, context: Context<'a>) -> Changing<'a> {
+        Box::pin(Raw::flush(self, context.queue))
+    }
+
+    fn resize<'a>(
+        &'a mut self,
+        context: Context<'a>,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Changing<'a> {
+        Box::pin(self.set_length(context.queue, size, preallocation))
+    }
+
+    fn as_raw(&self) -> Option<&Raw> {
         Some(self)
     }
 }
@@ -86,9 +147,9 @@ pub struct Raw {
     size: AtomicU64,
     /// The disk ends where the storage does.
     to_end: bool,
-    pub(super) guard: Option<Gate>,
+    pub(in crate::drivers) guard: Option<Gate>,
     /// No format driver was named: no events are reported.
-    pub(super) is_bare: bool,
+    pub(in crate::drivers) is_bare: bool,
     flushes: Arc<Flushes>,
 }
 
@@ -201,7 +262,7 @@ impl Raw {
     }
 
     /// Sets the size of the disk, rounded up as when it is opened. The storage has the space.
-    pub(crate) fn set_size(&mut self, size: u64) {
+    fn set_size(&mut self, size: u64) {
         *self.size.get_mut() = size.next_multiple_of(512);
     }
 

@@ -6,7 +6,7 @@
 //! every request has ended that was in flight when the period began. Later requests see the new
 //! mapping.
 
-use crate::drivers::sync::atomic::{AtomicU64, Ordering};
+use super::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts the requests in flight by the epoch in which they came.
 #[derive(Debug, Default)]
