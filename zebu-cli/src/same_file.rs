@@ -11,9 +11,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-#[cfg(feature = "object-store")]
-use zebu::block::StoreSpec;
-use zebu::block::{Device, FileDriver, FileSpec, Layer, NbdSpec};
+use zebu::block::{Device, FileDriver, FileSpec, Layer};
 use zebu::storage::{self, FileStamp, OpenFile, Storage};
 
 use crate::{objects, open, streams};
@@ -83,25 +81,13 @@ pub fn refused_new(sources: &[Device], target: &FileSpec) -> Option<&'static str
 
 /// Whether `sources` or their backing files read the file, device or export `target`, under any
 /// name of this machine.
-fn reads(sources: &[Device], target: &FileSpec) -> bool {
+pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
     let target = target.bottom();
-    match &target.driver {
-        FileDriver::Nbd(nbd) => reads_export(sources, nbd),
-        #[cfg(feature = "rbd")]
-        FileDriver::Rbd(rbd) => files(sources).any(|file| match &file.driver {
-            FileDriver::Rbd(read) => read.is_same(rbd),
-            _ => false,
-        }),
-        #[cfg(feature = "ssh")]
-        FileDriver::Ssh(ssh) => files(sources).any(|file| match &file.driver {
-            FileDriver::Ssh(read) => read.is_same(ssh),
-            _ => false,
-        }),
-        _ => {
-            let mut rules = all_files(sources).filter_map(rules);
-            rules.any(|rules| is_same(rules, &target.path)) || reads_file(sources, &target.path)
-        }
+    if !target.is_local() {
+        return files(sources).any(|file| file.is_same(target));
     }
+    let mut rules = all_files(sources).filter_map(rules);
+    rules.any(|rules| is_same(rules, &target.path)) || reads_file(sources, &target.path)
 }
 
 /// The file with rules of a file that injects errors, or of one below it.
@@ -154,7 +140,7 @@ pub fn same_elsewhere(
     if !read.is_remote() && !target.is_remote() {
         return None;
     }
-    if read.nbd().is_some() || target.nbd().is_some() {
+    if read.export().is_some() || target.export().is_some() {
         let same = same_bytes(read, target, fate);
         // What cannot be read fails with its own message later.
         return same.unwrap_or(None);
@@ -379,26 +365,9 @@ fn behind(device: u64) -> Vec<(PathBuf, Option<Range<u64>>)> {
     names
 }
 
-/// Whether `sources` or their backing files read this object.
-#[cfg(feature = "object-store")]
-pub fn reads_object(sources: &[Device], target: &StoreSpec) -> bool {
-    files(sources).any(|file| match &file.driver {
-        FileDriver::Store(store) => {
-            (store.kind, &store.bucket, &store.key) == (target.kind, &target.bucket, &target.key)
-        }
-        _ => false,
-    })
-}
-
-fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
-    files(sources).any(|file| file.nbd().is_some_and(|nbd| nbd.is_same(target)))
-}
-
 /// Whether what is written is a file or a device of this machine.
 pub fn is_local(target: &FileSpec) -> bool {
-    let driver = &target.bottom().driver;
-    use FileDriver::{Any, File, HostCdrom, HostDevice};
-    matches!(driver, Any | File | HostDevice | HostCdrom)
+    target.bottom().is_local()
 }
 
 /// The files and exports that images and their backing files are in.

@@ -77,7 +77,9 @@ pub mod names;
 #[cfg(feature = "nbd")]
 mod nbd;
 mod printable;
+mod protocols;
 pub mod qcow2;
+mod spelling;
 mod statistics;
 pub mod storage;
 pub mod tls;

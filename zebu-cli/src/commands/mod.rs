@@ -31,7 +31,7 @@ use std::ffi::OsString;
 pub use amend::amendable;
 use clap::CommandFactory;
 pub use manual::examples::{examples_of, with_examples};
-use zebu::block::Format;
+use zebu::block::{FileDriver, Format};
 
 use crate::arguments::{parse_lossy as parse, with_command_options};
 use crate::failure::Outcome;
@@ -219,25 +219,6 @@ const COMMANDS: &[Command] = &[
     ),
 ];
 
-/// QEMU's names of what a file is, which stand among the formats.
-const FILE_DRIVERS: &[&str] = &[
-    "blkdebug",
-    "file",
-    "host_cdrom",
-    "host_device",
-    #[cfg(feature = "http")]
-    "http",
-    #[cfg(feature = "http")]
-    "https",
-    "nbd",
-    "null-aio",
-    "null-co",
-    #[cfg(feature = "rbd")]
-    "rbd",
-    #[cfg(feature = "ssh")]
-    "ssh",
-];
-
 /// Runs a command; `None` if there is none of this name.
 pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
     let (_, operands, _, run, _) = COMMANDS.iter().find(|command| command.0 == name)?;
@@ -306,7 +287,9 @@ pub fn help(invocation: &Invocation) -> String {
 /// option before the command.
 fn for_scripts() -> String {
     let mut formats: Vec<&str> = Format::all().map(|format| format.name()).collect();
-    formats.extend(FILE_DRIVERS);
+    // QEMU has no object stores.
+    let drivers = FileDriver::names().filter(|name| !["s3", "gs", "az"].contains(name));
+    formats.extend(drivers);
     formats.sort_unstable();
     let all = formats.join(" ");
     format!(

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::known_data::KnownData;
 use super::read::Chain;
-use super::spec::{DetectZeroes, ImageSpec};
+use super::{DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
 use crate::drivers::{AnyImage, BackingName, CheckReport, Format, Raw, StorageId, Vmdk};
 use crate::storage::{self, Event, FileStamp, Iov, OwnedBuffer, Queue, Storage};

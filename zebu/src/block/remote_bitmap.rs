@@ -37,7 +37,7 @@ impl Device {
     pub async fn remote_bitmap(&self, queue: &Queue, context: &str) -> Result<DirtyBits> {
         let raw = self.top().as_raw();
         let whole = raw.filter(|raw| raw.offset() == 0 && !raw.is_fixed());
-        let Some(nbd) = whole.and_then(|raw| raw.storage().nbd()) else {
+        let Some(nbd) = whole.and_then(|raw| raw.storage().export()?.downcast_ref::<Nbd>()) else {
             let name = self.top().spec.display_name();
             let name = printable(name.as_bytes());
             return Err(Error::Refused(format!(

@@ -1,6 +1,7 @@
-//! Compressed clusters: zlib and zstd, one cluster at a time.
+//! Compressed clusters, which are short and decompressed in one step, and compressed streams of any
+//! length ([`Unpack`]).
 //!
-//! What follows is about qcow2; see [`Stream`] for what else is inflated.
+//! What follows is about clusters of qcow2; see [`Stream`] for those of other formats.
 //!
 //! The length of a stream in a qcow2 image is known only in sectors. So up to 511 unrelated bytes
 //! may follow it, and at the end of the file some bytes may be missing. A cluster is good if QEMU

@@ -3,13 +3,13 @@
 //! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the format, opens an image,
 //! and implements [`FormatImage`]: the map step of reads, and for a format that is written the map
 //! step of writes and all changes. What lies below an image is a [`Below`], so copy-on-write is the
-//! driver's business. New images go through `create/`, but raw and qcow2. The layers above depend on
+//! driver's business. New images go through `create/`, but raw and qcow2 ones. The layers above depend on
 //! the capabilities of an image and not on its format, except for what only one format has
 //! (snapshots, bitmaps, VM state): [`FormatImage::as_qcow2`], `as_raw`, `as_vmdk`.
 //!
-//! Decryption keyed by guest offset (the AES method of qcow2) belongs here: a value of the image
-//! through which reads and writes of [`Mapping::Data`] pass. The map step does not change by it.
-//! Encryption keyed by host offset (LUKS) is a storage over another one.
+//! Nothing is decrypted yet. docs/design.md says where that belongs: keyed by host offset (LUKS) in a
+//! storage over another one; keyed by guest offset (the AES method of qcow2) where [`Mapping::Data`] is
+//! read and written. The map step does not change by it.
 
 mod any;
 mod below;

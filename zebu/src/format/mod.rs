@@ -1,4 +1,5 @@
-//! Structures on the disk as pure values: bytes in, values out, no I/O.
+//! Structures of qcow2 on the disk, and LUKS headers, as pure values: bytes in, values out, no I/O.
+//! Those of other formats are in their drivers.
 //!
 //! One file a subject. Every structure decodes from a slice and, except for LUKS headers, encodes
 //! to bytes. Nothing here reads a file or keeps state, and every number is checked. Invalid bytes

@@ -6,37 +6,17 @@
 //!
 //! A program that has [storages](crate::Device::from_storages) of its own needs nothing of this.
 
-mod blkdebug;
-mod drivers;
-#[cfg(feature = "http")]
-mod http;
-mod image_options;
-mod json;
 mod limits;
-#[cfg(feature = "nbd")]
-mod nbd;
-mod null;
 mod open;
-mod options;
-mod parse;
-mod path;
-mod quote;
-#[cfg(feature = "rbd")]
-mod rbd;
-mod shown;
 mod source;
-#[cfg(feature = "ssh")]
-mod ssh;
-#[cfg(feature = "object-store")]
-mod store;
-mod text;
-mod uri;
 
+pub use crate::spelling::path::protocol;
+pub use crate::spelling::quote::json_string;
+pub use crate::spelling::text::{
+    SizeError, first_item, parse_integer, parse_size, parse_switch, split_list,
+};
 pub use crate::storage::secret::without_queries;
-pub use path::protocol;
-pub use quote::json_string;
 pub use source::Source;
-pub use text::{SizeError, first_item, parse_integer, parse_size, parse_switch, split_list};
 
 #[cfg(test)]
 mod tests;

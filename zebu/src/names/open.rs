@@ -1,19 +1,11 @@
 //! Opening a device by a name in QEMU's spelling.
 
-use std::ffi::OsStr;
-use std::path::Path;
 use std::sync::Arc;
 
-use super::blkdebug;
-use super::parse;
-#[cfg(feature = "rbd")]
-use super::rbd;
-use super::source::{Source, refused};
+use super::Source;
 use crate::Result;
-use crate::block::{
-    BackingOptions, Device, FileSpec, Format, ImageSpec, NameResolver, OpenOptions, OpenedFile,
-};
-use crate::storage::{Queue, Rule, Storage};
+use crate::block::{Device, ImageSpec, OpenOptions, OpenedFile};
+use crate::storage::{Queue, Storage};
 
 impl Device {
     /// Opens an image and, unless disabled, its backing chain. Blocks.
@@ -69,7 +61,7 @@ impl Device {
         spec: ImageSpec,
         options: &OpenOptions,
     ) -> Result<Device> {
-        Device::open_with(queue, spec, options, &QemuNames).await
+        Device::open_with(queue, spec, options).await
     }
 
     /// [`Device::open_over`] of what a name means.
@@ -82,42 +74,6 @@ impl Device {
     ) -> Result<Device> {
         options.policy.check_source(source)?;
         let spec = source.resolve(None, options.format)?;
-        Device::open_over(queue, spec, options, &QemuNames, file, data).await
-    }
-}
-
-/// Names in headers are in QEMU's spelling.
-struct QemuNames;
-
-impl NameResolver for QemuNames {
-    fn backing(
-        &self,
-        name: Option<&OsStr>,
-        of: &OsStr,
-        format: Option<Format>,
-        options: Option<&BackingOptions>,
-    ) -> Result<ImageSpec> {
-        #[cfg(feature = "rbd")]
-        name.map_or(Ok(()), rbd::check_name_in_image)
-            .map_err(refused)?;
-        match options {
-            None => Source::Name(name.unwrap_or_default().into()).resolve(Some(of), format),
-            Some(options) => options.resolve(name, Some(of), format),
-        }
-    }
-
-    fn data_file(&self, name: &OsStr) -> Result<FileSpec> {
-        #[cfg(feature = "rbd")]
-        rbd::check_name_in_image(name).map_err(refused)?;
-        // As in QEMU, relative to the current directory and not to the image's.
-        FileSpec::resolve(name, None)
-    }
-
-    fn format_options(&self, spec: &mut ImageSpec, format: Format) -> Result<()> {
-        parse::format_options(spec, format).map_err(refused)
-    }
-
-    fn blkdebug_rules(&self, config: &Path) -> Result<Vec<Rule>> {
-        blkdebug::read_config(config).map_err(refused)
+        Device::open_over(queue, spec, options, file, data).await
     }
 }

@@ -2,10 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 
-use super::parse::{self, Naming};
-use super::path::protocol;
-use crate::block::{BackingOptions, FileSpec, Format, ImageSpec, OptionSet, Policy};
-use crate::{Error, Result, printable};
+use crate::Result;
+use crate::block::{Format, ImageSpec, Policy};
+use crate::protocols::parse::{self, Naming, refused};
+use crate::spelling::OptionSet;
+use crate::spelling::path::protocol;
 
 /// Which image to open, as the user or another image named it.
 ///
@@ -39,7 +40,7 @@ impl Source {
 
     /// Describes the image. Opens nothing.
     ///
-    /// `relative_to` is the file name of the image that names this one ([`FileSpec::name`] of its
+    /// `relative_to` is the file name of the image that names this one ([`FileSpec::name`](crate::block::FileSpec::name) of its
     /// `file`): relative paths are of its directory. None: of the current directory. As with
     /// QEMU, only plain paths are relative to another image; what follows `file:` or is inside
     /// `json:` is relative to the current directory.
@@ -97,52 +98,4 @@ impl Policy {
             Policy::Follow | Policy::Nothing => Ok(()),
         }
     }
-}
-
-impl FileSpec {
-    /// The file of this name, as an image names its data file. `relative_to` is as for
-    /// [`Source::resolve`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the name is not understood.
-    pub fn resolve(name: &OsStr, relative_to: Option<&OsStr>) -> Result<FileSpec> {
-        let naming = Naming {
-            name: Some(name),
-            relative_to,
-        };
-        parse::file(OptionSet::default(), naming, 0).map_err(refused)
-    }
-}
-
-impl ImageSpec {
-    /// Sets the format, found by the content, and reads the options that waited for it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the format does not have one of the options.
-    pub fn set_format(&mut self, format: Format) -> Result<()> {
-        self.format = Some(format);
-        self.is_guessed = true;
-        parse::format_options(self, format).map_err(refused)
-    }
-}
-
-impl BackingOptions {
-    /// The image that a header names so (None: it names none), with these options, which win
-    /// over `format`. `relative_to` is as for [`Source::resolve`].
-    pub(super) fn resolve(
-        &self,
-        name: Option<&OsStr>,
-        relative_to: Option<&OsStr>,
-        format: Option<Format>,
-    ) -> Result<ImageSpec> {
-        let naming = Naming { name, relative_to };
-        parse::image(self.options.clone(), format, naming, self.depth).map_err(refused)
-    }
-}
-
-/// The error, on one line whatever was quoted from the input.
-pub(super) fn refused(what: String) -> Error {
-    Error::Refused(printable(what.as_bytes()))
 }

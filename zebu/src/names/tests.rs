@@ -9,9 +9,9 @@ use std::process::Command;
 
 use proptest::prelude::*;
 
-use super::parse::MAX_DEPTH;
 use super::*;
 use crate::block::*;
+use crate::protocols::parse::MAX_DEPTH;
 use crate::storage::EngineKind;
 use crate::{Error, Result};
 

@@ -9,7 +9,7 @@ use crate::Result;
 ///
 /// # Errors
 /// Those of `open`, and of starting a thread.
-pub(super) async fn on_thread<T: Send + 'static>(
+pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     open: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -12,8 +12,7 @@ mod budget;
 mod buffer;
 #[cfg(feature = "cache")]
 mod cache;
-#[cfg(any(feature = "nbd", feature = "rbd", feature = "ssh"))]
-mod connect;
+pub(crate) mod connect;
 mod counted;
 #[cfg(any(feature = "nbd", feature = "rbd", feature = "ssh"))]
 mod dropped;
@@ -43,6 +42,7 @@ mod slab;
 #[cfg(feature = "ssh")]
 pub(crate) mod ssh;
 mod stamp;
+pub(crate) mod version;
 mod window;
 mod writings;
 mod zero;
@@ -68,8 +68,6 @@ pub(crate) use budget::Step;
 pub use budget::{Budget, Reserved};
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
 #[cfg(feature = "cache")]
-pub(crate) use cache::Check;
-#[cfg(feature = "cache")]
 pub use cache::{BlockCache, BlockCacheOptions};
 pub(crate) use counted::{Counted, Work};
 pub(crate) use engine::is_simulated;
@@ -93,6 +91,7 @@ pub use ready::Ready;
 pub(crate) use secret::Secret;
 #[doc(hidden)]
 pub use stamp::FileStamp;
+pub(crate) use version::{CacheIdentity, Check};
 pub use window::Window;
 pub(crate) use writings::Writings;
 pub(crate) use zero::is_zero;
@@ -244,11 +243,10 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         self.inner()?.below()
     }
 
-    /// The export whose bytes these are, one for one, if it is one.
-    #[cfg(feature = "nbd")]
+    /// The export of a server ([`nbd`]) whose bytes these are, one for one, if it is one.
     #[doc(hidden)]
-    fn nbd(&self) -> Option<&nbd::Nbd> {
-        self.inner()?.nbd()
+    fn export(&self) -> Option<&dyn std::any::Any> {
+        self.inner()?.export()
     }
 
     /// The filter that injects errors, if there is one.
@@ -285,24 +283,6 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// [`Properties::is_remote`].
     fn is_remote(&self) -> bool {
         self.properties().is_remote
-    }
-}
-
-/// Identifies an object on another machine and its version: the same words always mean the same
-/// bytes. Or why there is no such identity.
-#[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
-pub(crate) type CacheIdentity = std::result::Result<Words, &'static str>;
-
-/// Words that may have secrets in them, so that they are not printed.
-#[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
-#[derive(Clone)]
-#[cfg_attr(not(feature = "cache"), allow(dead_code))]
-pub(crate) struct Words(pub Vec<String>);
-
-#[cfg(any(feature = "cache", feature = "http", feature = "rbd"))]
-impl fmt::Debug for Words {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Words")
     }
 }
 

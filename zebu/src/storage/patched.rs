@@ -192,8 +192,7 @@ unsafe impl Storage for Patched {
         Ok(self.length)
     }
 
-    #[cfg(feature = "nbd")]
-    fn nbd(&self) -> Option<&super::nbd::Nbd> {
+    fn export(&self) -> Option<&dyn std::any::Any> {
         None
     }
 }

@@ -153,8 +153,7 @@ unsafe impl Storage for Window {
         Some(&*self.storage)
     }
 
-    #[cfg(feature = "nbd")]
-    fn nbd(&self) -> Option<&super::nbd::Nbd> {
+    fn export(&self) -> Option<&dyn std::any::Any> {
         None
     }
 }

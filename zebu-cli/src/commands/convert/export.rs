@@ -30,7 +30,7 @@ pub enum Output {
     Pipe(File),
     /// An object in a store.
     #[cfg(feature = "object-store")]
-    Object(Box<StoreSpec>),
+    Object(FileSpec, Box<StoreSpec>),
 }
 
 /// An output that is being written.
@@ -71,12 +71,10 @@ pub fn open(arguments: &Arguments) -> Result<Option<Output>, Failure> {
 impl Output {
     fn open(name: &OsStr) -> Result<Option<Output>, Failure> {
         #[cfg(feature = "object-store")]
-        if let Ok(FileSpec {
-            driver: FileDriver::Store(store),
-            ..
-        }) = file_name::file_of(name)
+        if let Ok(file) = file_name::file_of(name)
+            && let FileDriver::Store(store) = file.driver.clone()
         {
-            return Ok(Some(Output::Object(store)));
+            return Ok(Some(Output::Object(file, store)));
         }
         let output = streams::output(name).map_err(|e| open::failure(name, &e))?;
         let Some(output) = output else {
@@ -94,7 +92,7 @@ impl Output {
         match self {
             Output::Pipe(_) => "a stream",
             #[cfg(feature = "object-store")]
-            Output::Object(_) => "an object in a store",
+            Output::Object(..) => "an object in a store",
         }
     }
 
@@ -103,7 +101,7 @@ impl Output {
         match self {
             Output::Pipe(file) => Some(file),
             #[cfg(feature = "object-store")]
-            Output::Object(_) => None,
+            Output::Object(..) => None,
         }
     }
 
@@ -112,7 +110,7 @@ impl Output {
         match self {
             Output::Pipe(_) => Progress::beside_data(shows),
             #[cfg(feature = "object-store")]
-            Output::Object(_) => Progress::begun(shows),
+            Output::Object(..) => Progress::begun(shows),
         }
     }
 
@@ -145,9 +143,9 @@ impl Output {
                 Ok((Box::new(Sink { file, is_durable }), Begun::Pipe))
             }
             #[cfg(feature = "object-store")]
-            Output::Object(store) => {
-                let name = store.name().as_os_str();
-                if same_file::reads_object(sources, &store) {
+            Output::Object(file, store) => {
+                let name = file.name();
+                if same_file::reads(sources, &file) {
                     return Err(read_from(name));
                 }
                 let upload = store.upload(|| signals::stop_signal().is_some());

@@ -265,13 +265,7 @@ fn described(options: &OsStr) -> Result<(Option<FileSpec>, Option<Format>), Stri
 
 /// What follows the last slash of a name.
 fn base_name_elsewhere(file: &FileSpec) -> Option<OsString> {
-    match &file.driver {
-        #[cfg(feature = "rbd")]
-        FileDriver::Rbd(rbd) => Some(rbd.image.clone().into()),
-        #[cfg(feature = "ssh")]
-        FileDriver::Ssh(ssh) => base_name_of_url(OsStr::new(&ssh.path)),
-        _ => base_name_of_url(file.name()),
-    }
+    base_name_of_url(file.name_there())
 }
 
 /// What follows the last slash of a URL.

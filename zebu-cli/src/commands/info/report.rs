@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
-use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, StorageId, Vmdk};
+use zebu::block::{Device, FileDriver, FileSpec, Layer, StorageId, Vmdk};
 use zebu::names::{Source, protocol};
 use zebu::qcow2::{Image, Snapshot};
 use zebu::storage::{Queue, Storage};
@@ -196,16 +196,12 @@ impl FileReport {
 
     /// The file that one is made of.
     fn below(spec: &FileSpec, file: &dyn Storage, limits: bool) -> Result<Option<FileReport>> {
-        let (role, below, storage) = match &spec.driver {
-            FileDriver::Blkdebug(debug) => ("image", &*debug.image, file.below()),
-            FileDriver::Image(image) => {
-                let raw = &image.options.raw;
-                let is_whole = raw.offset.unwrap_or(0) == 0 && raw.size.is_none();
-                let same = image.format == Some(Format::RAW) && is_whole;
-                let storage = if same { Some(file) } else { file.below() };
-                ("file", &image.file, storage)
-            }
-            _ => return Ok(None),
+        let Some((role, below)) = spec.below() else {
+            return Ok(None);
+        };
+        let storage = match &spec.driver {
+            FileDriver::Image(image) if image.is_whole_file() => Some(file),
+            _ => file.below(),
         };
         let report = |storage| FileReport::of(role, below, storage, limits);
         storage.map(report).transpose()

@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{could_not_create, must_exist};
-use crate::block::{ATTEMPTS, FileDriver, FileSpec, Objects, OpenedFile, REPLACED, in_first};
+use super::could_not_create;
+use crate::block::{ATTEMPTS, FileSpec, Objects, OpenedFile, REPLACED, in_first};
 use crate::storage::{self, CacheMode, LockRequest, OpenFile, Queue, Storage};
 use crate::{Error, ErrorKind, Result, printable};
 
@@ -65,9 +65,8 @@ impl NewFile {
         caches: &[CacheMode],
         objects: &Objects,
     ) -> Result<NewFile> {
-        use FileDriver::{Any, File, HostCdrom, HostDevice};
         // Only these tell two files of one name apart.
-        let is_local = matches!(spec.driver, Any | File | HostCdrom | HostDevice);
+        let is_local = spec.is_local();
         let mut made = None;
         for _ in 0..ATTEMPTS {
             let opened = in_first(caches, |cache| {
@@ -76,7 +75,9 @@ impl NewFile {
             });
             let file = match opened {
                 Ok(file) => file,
-                Err(e) if is_local && !must_exist(spec) && e.errno() == libc::ENOENT => {
+                Err(e)
+                    if is_local && !spec.protocol().must_exist() && e.errno() == libc::ENOENT =>
+                {
                     let new = storage::make_file(&spec.path);
                     made = new.map_err(|e| could_not_create(spec, e.into()))?;
                     continue;
@@ -186,12 +187,9 @@ impl NewFile {
         if self.is_new {
             return self.file.remove();
         }
-        match self.file {
-            OpenedFile::Local(_) if self.storage.is_device() => Ok(()),
-            OpenedFile::Local(_) => queue.block_on(storage::set_len(&*self.storage, queue, 0)),
-            #[cfg(feature = "ssh")]
-            OpenedFile::Ssh(_) => queue.block_on(storage::set_len(&*self.storage, queue, 0)),
-            _ => Ok(()),
+        match self.file.own.is_emptied() {
+            true => queue.block_on(storage::set_len(&*self.storage, queue, 0)),
+            false => Ok(()),
         }
     }
 }

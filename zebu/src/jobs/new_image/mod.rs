@@ -21,6 +21,7 @@ use crate::drivers::{ImagePlan, PlanRequest};
 use crate::error::WithErrno;
 use crate::names::{Source, protocol};
 use crate::printable;
+pub use crate::protocols::is_remote;
 use crate::qcow2::Compression;
 use crate::storage::{self, CacheMode, LockRequest, Queue, Storage};
 use crate::{Error, Result, codec, drivers};
@@ -509,22 +510,11 @@ pub fn file_as(name: &OsStr, format: &str) -> Result<FileSpec, String> {
     Ok(file)
 }
 
-/// Whether names with this protocol are of another machine.
-pub fn is_remote(protocol: &str) -> bool {
-    protocol.starts_with("nbd")
-        || ["http", "https", "s3", "gs", "az", "rbd", "ssh"].contains(&protocol)
-}
-
 /// What follows `file:`, if a name begins with it.
 pub fn after_file(name: &OsStr) -> Option<&OsStr> {
     name.as_bytes()
         .strip_prefix(b"file:")
         .map(OsStr::from_bytes)
-}
-
-/// Whether there must be one already: the export of an NBD server, a device that is called so.
-fn must_exist(spec: &FileSpec) -> bool {
-    ["nbd", "host_device", "host_cdrom"].contains(&spec.driver.name())
 }
 
 /// The error of a file that cannot be as long as its raw image.
@@ -539,7 +529,7 @@ fn could_not_create(spec: &FileSpec, error: Error) -> Error {
     if let Err(why) = refuse_object(spec) {
         return Error::Refused(why);
     }
-    if must_exist(spec) {
+    if spec.protocol().must_exist() {
         return error.during(format!(
             "Protocol driver '{}' does not support creating new images, so an existing image \
              must be selected as the target; however, opening the given target as an existing \

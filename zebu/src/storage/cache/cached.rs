@@ -7,15 +7,13 @@
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_channel::oneshot;
 
-use super::super::{Begun, Iov, OpKind, Queue, Started, Storage, read_vec};
+use super::super::{Begun, Check, Iov, OpKind, Queue, Started, Storage, read_vec};
 use super::block::Key;
 use super::{BLOCK, BlockCache};
 use crate::error::WithErrno;
@@ -24,12 +22,6 @@ use crate::error::WithErrno;
 const AT_ONCE: u64 = 16;
 /// Blocks that are kept in memory, of those that requests want only parts of.
 const RECENT: usize = 32;
-
-/// Tells whether what was read of a storage are the bytes of its version.
-pub(crate) trait Check: fmt::Debug + Send + Sync {
-    /// An error: the object has changed, or it is not known.
-    fn check(&self) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>>;
-}
 
 /// A storage with a cache over it.
 #[derive(Debug)]

@@ -24,11 +24,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Storage;
+use super::{Check, Storage};
 use crate::Result;
 use block::Key;
 use cached::Cached;
-pub(crate) use cached::Check;
 use directory::Directory;
 use worker::Workers;
 

@@ -127,7 +127,7 @@ unsafe impl Storage for Nbd {
         Ok(self.client.size())
     }
 
-    fn nbd(&self) -> Option<&Nbd> {
+    fn export(&self) -> Option<&dyn std::any::Any> {
         Some(self)
     }
 

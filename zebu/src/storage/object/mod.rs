@@ -54,16 +54,15 @@ fn provide_cryptography() {
     }
 }
 
-/// What holds for objects of all kinds.
-#[derive(Clone, Debug)]
-pub(crate) struct ObjectOptions {
-    /// The name that is shown.
-    pub name: PathBuf,
-    /// Bytes that are read ahead at most; None: 32 MiB.
+/// How an object is read. None: not given, the default holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RemoteOptions {
+    /// `readahead`: bytes that are read ahead at most; None: 32 MiB.
     pub readahead: Option<u64>,
-    /// How long connecting may take, and how long a server may send nothing; None: 30 s.
+    /// `timeout`: how long connecting may take, and how long a server may send nothing; None: 30 s.
     pub timeout: Option<Duration>,
-    /// Requests in flight at most; None: 20.
+    /// `connections`, an option of zebu's own: requests in flight at most; None: 20.
     pub connections: Option<usize>,
 }
 
@@ -72,7 +71,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Requests in flight.
 const CONNECTIONS: usize = 20;
 
-impl ObjectOptions {
+impl RemoteOptions {
     fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(TIMEOUT)
     }
@@ -95,55 +94,30 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens an object, which takes at least one request.
+    /// Opens an object, which takes at least one request. Messages have its `name`. Blocks.
     ///
     /// # Errors
     /// [`Error::Refused`] if there is none, or the server does not let it be read.
-    pub(crate) async fn open(place: Place, options: ObjectOptions) -> Result<Object> {
-        let runtime = runtime::handle()?;
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        let own = runtime.clone();
-        let task = runtime.spawn(async move {
-            // An error: the future was dropped.
-            let _ = sender.send(open(own, place, options).await);
-        });
-        let _cancel = Cancel(task.abort_handle());
-        let gone = |_| io::Error::other("the thread of requests has panicked");
-        receiver.await.map_err(gone)?
-    }
-
-    /// As [`Object::open`]. Blocks.
-    ///
-    /// # Errors
-    /// Those of [`Object::open`].
-    pub(crate) fn open_blocking(place: Place, options: ObjectOptions) -> Result<Object> {
+    pub(crate) fn open(place: Place, name: PathBuf, options: RemoteOptions) -> Result<Object> {
         let runtime = runtime::handle()?;
         let (sender, receiver) = std::sync::mpsc::channel();
-        runtime.spawn(async move { sender.send(Object::open(place, options).await) });
+        let own = runtime.clone();
+        runtime.spawn(async move { sender.send(open(own, place, name, options).await) });
         let gone = |_| io::Error::other("the thread of requests has panicked");
         receiver.recv().map_err(gone)?
     }
 
     /// Which bytes it has.
-    #[cfg_attr(not(feature = "cache"), allow(dead_code))]
     pub(crate) fn cache_identity(&self) -> &CacheIdentity {
         &self.cache_identity
-    }
-}
-
-/// Ends a task when it is dropped.
-struct Cancel(tokio::task::AbortHandle);
-
-impl Drop for Cancel {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
 async fn open(
     runtime: tokio::runtime::Handle,
     place: Place,
-    options: ObjectOptions,
+    name: PathBuf,
+    options: RemoteOptions,
 ) -> Result<Object> {
     let timeout = options.timeout();
     let mut attempts = Attempts::default();
@@ -168,7 +142,7 @@ async fn open(
     };
     let cache_identity = opened.cache_identity.clone();
     let reading = Reading {
-        name: options.name.display().to_string(),
+        name: name.display().to_string(),
         connections: options.connections.unwrap_or(CONNECTIONS),
         readahead: options.readahead,
         timeout,
@@ -176,7 +150,7 @@ async fn open(
     Ok(Object {
         client: Arc::new(Client::new(runtime, opened, reading)),
         properties: Properties {
-            path: options.name,
+            path: name,
             is_device: true,
             is_remote: true,
             ..Properties::PLAIN

@@ -26,8 +26,9 @@ use object_store::{
 use super::blocks::BLOCK;
 use super::failure::{NO_AUTHORITIES, Pause, Trouble};
 use super::source::{Body, InMemory, Opened, Source, Task};
+use crate::storage::CacheIdentity;
 use crate::storage::host::addresses;
-use crate::storage::{CacheIdentity, Words};
+use crate::storage::version::Words;
 
 /// Which protocol an object store speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use super::client::in_time;
 use super::failure::{ObjectError, Trouble};
 use super::retry::Attempts;
 use super::store::{self, Store, StoreKind, StoreOptions};
-use super::{ObjectOptions, runtime};
+use super::{RemoteOptions, runtime};
 use crate::{Error, Result, lock};
 
 /// Bytes of a part, unless there would be more parts than a store allows.
@@ -105,12 +105,13 @@ impl Upload {
     /// [`Error::Refused`] if the store does not allow it.
     pub(crate) fn begin(
         options: &StoreOptions,
-        object: &ObjectOptions,
+        name: String,
+        writing: &RemoteOptions,
         stop: Stop,
     ) -> Result<Upload> {
         let refused = |trouble: Trouble| Error::Refused(trouble.error("").what().into());
         let runtime = runtime::handle()?;
-        let timeout = object.timeout();
+        let timeout = writing.timeout();
         let store = {
             // Its client belongs to the runtime.
             let _inside = runtime.enter();
@@ -126,7 +127,7 @@ impl Upload {
             store,
             path,
             id: id.map_err(refused)?,
-            name: object.name.display().to_string(),
+            name,
             timeout,
             kind: options.kind,
             runtime,

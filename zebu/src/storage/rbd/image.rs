@@ -8,7 +8,8 @@ use std::sync::{RwLock, RwLockReadGuard};
 
 use super::library::{Ceph, Handle, ceph};
 use super::{RbdOptions, refused};
-use crate::storage::{CacheIdentity, StorageExtent, Words};
+use crate::storage::version::Words;
+use crate::storage::{CacheIdentity, StorageExtent};
 use crate::{Error, Result};
 
 /// `RBD_FEATURE_STRIPINGV2`: bytes that follow each other are in several objects.

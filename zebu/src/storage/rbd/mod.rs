@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::dropped::{DroppedChanges, range_of};
-use super::{CacheMode, Iov, OpKind, Properties, Queue, Secret, Started, Storage, connect};
+use super::{CacheMode, Iov, OpKind, Properties, Queue, Secret, Started, Storage};
 use crate::error::{one_line, with_errno};
 use crate::{Error, Result};
 use image::Image;
@@ -100,17 +100,8 @@ impl Rbd {
     }
 
     /// Which bytes it has.
-    #[cfg(feature = "cache")]
     pub(crate) fn cache_identity(&self) -> &super::CacheIdentity {
         self.shared.image.cache_identity()
-    }
-
-    /// As [`Rbd::open`] without blocking: another thread connects.
-    ///
-    /// # Errors
-    /// Those of [`Rbd::open`], and of starting a thread.
-    pub(crate) async fn open_async(options: RbdOptions) -> Result<Rbd> {
-        connect::on_thread("rbd-connect", || Rbd::open(options)).await
     }
 
     /// Closes and removes the image. Blocks.

@@ -200,7 +200,6 @@ impl Shared {
     }
 
     /// The error of a file that is not as it was opened.
-    #[cfg(feature = "cache")]
     pub fn changed(&self) -> SshError {
         let error = self.broken("the file has changed since it was opened");
         error.with_errno(libc::ESTALE)

@@ -26,7 +26,6 @@ impl SshError {
     }
 
     /// The same with another number.
-    #[cfg(feature = "cache")]
     pub fn with_errno(self, errno: i32) -> SshError {
         SshError { errno, ..self }
     }

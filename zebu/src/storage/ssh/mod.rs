@@ -32,16 +32,14 @@ mod program;
 #[cfg(test)]
 mod tests;
 mod threads;
-#[cfg(feature = "cache")]
 mod version;
 
 use std::io;
-#[cfg(feature = "cache")]
 use std::pin::Pin;
 use std::sync::Arc;
 
 use super::dropped::range_of;
-use super::{FileStamp, Iov, OpKind, Properties, Queue, Started, Storage, connect};
+use super::{CacheIdentity, Check, FileStamp, Iov, OpKind, Properties, Queue, Started, Storage};
 use crate::{Error, Result};
 use client::Client;
 use connection::Connection;
@@ -82,17 +80,8 @@ impl Ssh {
         })
     }
 
-    /// As [`Ssh::open`] without blocking: another thread connects.
-    ///
-    /// # Errors
-    /// Those of [`Ssh::open`], and of starting a thread.
-    pub(crate) async fn open_async(options: SshOptions) -> Result<Ssh> {
-        connect::on_thread("ssh-connect", || Ssh::open(options)).await
-    }
-
     /// Which bytes it has.
-    #[cfg(feature = "cache")]
-    pub(crate) fn cache_identity(&self) -> super::CacheIdentity {
+    pub(crate) fn cache_identity(&self) -> CacheIdentity {
         self.client.cache_identity()
     }
 
@@ -110,8 +99,7 @@ impl Ssh {
     }
 }
 
-#[cfg(feature = "cache")]
-impl super::Check for Ssh {
+impl Check for Ssh {
     fn check(&self) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>> {
         Box::pin(self.client.check())
     }

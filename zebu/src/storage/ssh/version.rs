@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use super::client::{Answer, Client, Request};
 use super::packet::Packet;
-use crate::storage::{CacheIdentity, Words};
+use crate::storage::CacheIdentity;
+use crate::storage::version::Words;
 
 /// How long ago the last change must be, so that a later one has another time: servers tell whole
 /// seconds, and their clocks may differ.

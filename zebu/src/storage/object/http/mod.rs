@@ -18,8 +18,8 @@ use super::blocks::BLOCK;
 use super::failure::{NO_AUTHORITIES, Trouble};
 use super::provide_cryptography;
 use super::source::{Body, InMemory, Opened, Source, Task};
-use crate::storage::Words;
 use crate::storage::host::{LOCALHOST, localhost};
+use crate::storage::version::Words;
 use answer::{ContentRange, Identity};
 pub(crate) use options::{Access, HttpOptions, Login};
 
