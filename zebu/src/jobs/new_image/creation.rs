@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::{CreateOptions, NewFiles, NewImage, check_names, file_as, parse_format, refuse_object};
-use crate::block::{Device, FileSpec, Format, Objects, OpenOptions};
+use crate::block::{Device, FileSpec, Format, Layer, Objects, OpenOptions};
 use crate::jobs::{
     self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Progress, Target,
 };
@@ -160,6 +160,7 @@ impl Creation {
             false => &[CacheMode::WriteBack],
         };
         let files = self.files(&image, caches)?;
+        refuse_what_is_read(&files, source)?;
         if let NewImage::Planned(plan) = &image {
             let new = files.begin(queue, &**plan).map_err(|e| self.failed(e))?;
             return Ok(Begun {
@@ -190,6 +191,22 @@ impl Creation {
             is_zero,
             compress,
         })
+    }
+}
+
+/// Refuses new files that `source` or what is behind it reads: they would be emptied. The locks of raw
+/// disks that are read do not tell.
+fn refuse_what_is_read(files: &NewFiles, source: &Device) -> Result<()> {
+    let identity = |file: Arc<dyn Storage>| file.named_file()?.identity().ok();
+    let read: Vec<_> = source
+        .all_layers()
+        .flat_map(Layer::storages)
+        .filter_map(identity)
+        .collect();
+    let mut new = files.storages().into_iter();
+    match new.any(|file| identity(file).is_some_and(|new| read.contains(&new))) {
+        true => Err(Error::Refused("The input is read from this file".into())),
+        false => Ok(()),
     }
 }
 
@@ -226,5 +243,31 @@ fn failure(error: ConvertError) -> Error {
         ConvertError::Read { offset, source } => during("reading", offset, source),
         ConvertError::Write { offset, source } => during("writing", offset, source),
         other => Error::Refused(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a raw disk that is emptied because it is the target of its own conversion.
+    use super::*;
+    use crate::storage::QueueOptions;
+
+    #[test]
+    fn a_raw_disk_is_not_converted_onto_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, link) = (folder.path().join("disk"), folder.path().join("link"));
+        std::fs::write(&disk, [7; 4096]).unwrap();
+        std::fs::hard_link(&disk, &link).unwrap();
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let options = OpenOptions::default().format(Some(Format::RAW));
+        let device = Device::open(&queue, &Source::Name(disk.clone().into()), &options).unwrap();
+        for name in [&disk, &link] {
+            for format in ["raw", "qcow2", "vdi"] {
+                let creation = Creation::new(name.as_os_str(), format, &[]).unwrap();
+                let begun = creation.begin(&queue, &device, None);
+                assert!(matches!(begun, Err(Error::Refused(_))), "{format}");
+                assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{format}");
+            }
+        }
     }
 }
