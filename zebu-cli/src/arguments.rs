@@ -53,7 +53,7 @@ fn parse_by<T: clap::Parser>(
         });
         command = with_usage(command, format!("{prefix} [OPTIONS] {operands}{help}"));
     }
-    if invocation.name == "zebu" {
+    if invocation.role == "zebu" {
         command = with_examples(command, &invocation.command);
     }
     let command = with_any_values(with_command_options(command, &prefix));

@@ -10,9 +10,11 @@ pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     };
     let near = candidates.into_iter().filter_map(|candidate| {
         let steps = distance(word, candidate);
-        (steps <= most).then_some((steps, candidate))
+        // Of several, one that is as long.
+        let longer = candidate.len().abs_diff(word.len());
+        (steps <= most).then_some((steps, longer, candidate))
     });
-    near.min().map(|(_, candidate)| candidate)
+    near.min().map(|(_, _, candidate)| candidate)
 }
 
 /// How many characters are missing, too many, wrong, or in the other order with their neighbour.

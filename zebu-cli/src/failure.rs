@@ -76,6 +76,11 @@ impl Failure {
         }
     }
 
+    /// Whether the arguments are wrong: the line that names the help follows.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Failure::Message { hint: true, .. })
+    }
+
     /// The same, followed by the line that names the help.
     #[must_use]
     pub fn with_hint(mut self) -> Self {

@@ -17,6 +17,8 @@ pub struct Invocation {
     pub argv0: String,
     /// Its base name, which starts every message.
     pub name: String,
+    /// Which program it is by that name: `zebu`, or one of [`OF_QEMU`].
+    pub role: &'static str,
     /// The subcommand; empty before there is one.
     pub command: String,
     /// Its operands, as its usage line shows them.
@@ -31,6 +33,7 @@ impl Invocation {
             |name| name.to_string_lossy().trim_start_matches("lt-").to_string(),
         );
         Invocation {
+            role: role(&name),
             argv0,
             name,
             command: String::new(),
@@ -82,6 +85,18 @@ impl Invocation {
     }
 }
 
+/// The programs of QEMU that this one is by their names.
+const OF_QEMU: [&str; 3] = ["qemu-img", "qemu-io", "qemu-nbd"];
+
+/// Which program has this name. Distributions and wrappers add to QEMU's names: `qemu-img-10`, `qemu-img.real`.
+fn role(name: &str) -> &'static str {
+    let is_one = |program: &&str| {
+        let rest = name.strip_prefix(program);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '.']))
+    };
+    OF_QEMU.into_iter().find(is_one).unwrap_or("zebu")
+}
+
 /// The version of QEMU whose options, output and status the programs with its names have.
 const QEMU_VERSION: &str = "11.1.3";
 /// The version of this program.
@@ -92,9 +107,9 @@ const COPYRIGHT: &str = "Copyright (c) 2026 The zebu authors";
 /// has it.
 pub fn version(invocation: &Invocation) -> String {
     let (name, argv0) = (&invocation.name, &invocation.argv0);
-    match name.as_str() {
-        "qemu-img" | "qemu-io" => {
-            format!("{name} version {QEMU_VERSION} (zebu {VERSION})\n{COPYRIGHT}\n")
+    match invocation.role {
+        role @ ("qemu-img" | "qemu-io") => {
+            format!("{role} version {QEMU_VERSION} (zebu {VERSION})\n{COPYRIGHT}\n")
         }
         "qemu-nbd" => format!(
             "{argv0} {QEMU_VERSION} (zebu {VERSION})\nWritten by the zebu authors.\n\n{COPYRIGHT}\n\

@@ -22,6 +22,7 @@ mod localtime;
 mod metrics_address;
 mod named;
 mod new_image;
+mod next_step;
 mod objects;
 mod open;
 mod options;

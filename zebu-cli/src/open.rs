@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::file_name::after_file;
 use crate::invocation::Invocation;
 use crate::options::SourceOptions;
-use crate::printed::printable;
+use crate::printed::{is_as_qemu, printable};
 use crate::{same_file, untrusted};
 
 /// A queue on this thread, with the engine that the kernel offers.
@@ -196,10 +196,9 @@ pub struct Few<K, W: Write> {
 impl<K: Eq + Hash, W: Write> Few<K, W> {
     /// No messages yet.
     pub fn new(out: W) -> Self {
-        let program = Invocation::new(std::env::args_os().next()).name;
         Few {
             out,
-            most: match program.starts_with("qemu-") && !untrusted::is_on() {
+            most: match is_as_qemu() && !untrusted::is_on() {
                 true => u64::MAX,
                 false => MOST,
             },

@@ -17,8 +17,8 @@ static AS_QEMU: OnceLock<bool> = OnceLock::new();
 
 /// Notes how the program was called. Scripts that call it by a name of QEMU's get names as QEMU
 /// prints them; a terminal does not.
-pub fn set_program(name: &str) {
-    let is_qemu = ["qemu-img", "qemu-io", "qemu-nbd"].contains(&name);
+pub fn set_program(role: &str) {
+    let is_qemu = role != "zebu";
     let _ = AS_QEMU.set(is_qemu);
     let _ = RAW.set(is_qemu && !stdout().is_terminal());
 }

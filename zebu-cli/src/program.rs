@@ -10,7 +10,7 @@ use crate::commands;
 use crate::commands::completions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, unrecognized, version};
-use crate::{descriptors, file_limit, output, printed, signals, trace, untrusted};
+use crate::{descriptors, file_limit, next_step, output, printed, signals, trace, untrusted};
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
@@ -19,8 +19,8 @@ pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     signals::catch_progress_requests();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
     let invocation = Invocation::new(argv0);
-    printed::set_program(&invocation.name);
-    let outcome = match invocation.name.as_str() {
+    printed::set_program(invocation.role);
+    let outcome = match invocation.role {
         "qemu-io" => commands::io::run(&invocation, arguments),
         "qemu-nbd" => commands::nbd::run(&invocation, arguments),
         _ => dispatch(&invocation, arguments),
@@ -45,7 +45,11 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
             } else {
                 invocation.say(&text);
             }
-            if !next.is_empty() && invocation.name == "zebu" {
+            let next = match next.is_empty() {
+                true => next_step::after(&text),
+                false => next,
+            };
+            if !next.is_empty() && invocation.role == "zebu" {
                 let hint = if next.starts_with('\n') { "" } else { "hint: " };
                 let _ = writeln!(std::io::stderr(), "{hint}{}", printed::lines(&next));
             }
@@ -61,7 +65,7 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
 fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
     if arguments.is_empty() {
         let failure = Failure::new("Not enough arguments").with_next(commands::OVERVIEW);
-        return Err(match invocation.name.as_str() {
+        return Err(match invocation.role {
             "zebu" => failure,
             _ => failure.with_hint(),
         });

@@ -10,7 +10,7 @@ use zebu::storage::{CacheMode, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, source_cache};
-use crate::printed::Shown;
+use crate::printed::{Shown, is_as_qemu};
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 
@@ -53,6 +53,8 @@ const CANNOT_READ: u8 = 4;
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     run_inner(invocation, arguments).map_err(|failure| match failure.status() {
+        // QEMU has the status of images that differ for wrong arguments.
+        1 if is_as_qemu() && failure.is_usage() => failure,
         1 => failure.with_status(FAILED),
         _ => failure,
     })

@@ -80,7 +80,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let text = "--human and --output are mutually exclusive";
         return Err(Failure::new(text));
     }
-    if invocation.name != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
+    if invocation.role != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
         let given = [
             (arguments.human, "--human"),
             (arguments.backing_chain, "--backing-chain"),
@@ -92,7 +92,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         };
     }
     // Never under QEMU's name.
-    let has_colours = invocation.name != "qemu-img" && colours::are_wanted(&std::io::stdout());
+    let has_colours = invocation.role != "qemu-img" && colours::are_wanted(&std::io::stdout());
     let queue = open::queue()?;
     if arguments.human {
         let options =

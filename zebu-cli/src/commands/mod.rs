@@ -276,7 +276,7 @@ pub fn help(invocation: &Invocation) -> String {
     for (command, _, what, ..) in COMMANDS {
         text.push_str(&format!("  {command:<14} {what}\n"));
     }
-    if name == "qemu-img" {
+    if invocation.role == "qemu-img" {
         text.push_str(&for_scripts());
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));

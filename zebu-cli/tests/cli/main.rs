@@ -66,6 +66,7 @@ mod repair;
 mod resize;
 mod scripts;
 mod server_memory;
+mod short_memory;
 mod snapshot;
 mod snapshot_views;
 mod source_changes;

@@ -112,6 +112,91 @@ fn versions_begin_with_that_of_qemu() {
     }
 }
 
+/// Distributions and wrappers add something to QEMU's names.
+#[test]
+fn names_of_qemu_with_an_addition() {
+    let lab = Lab::new();
+    lab.make("create a.q 1M");
+    for (name, begins) in [
+        ("qemu-img-10", "qemu-img version 11.1.3 (zebu "),
+        ("qemu-img.real", "qemu-img version 11.1.3 (zebu "),
+        ("qemu-io-11.1", "qemu-io version 11.1.3 (zebu "),
+        ("qemu-imgs", "qemu-imgs version 0."),
+        ("zebu-2", "zebu-2 version 0."),
+    ] {
+        let out = run(&lab, name, &["--version"]).ok(name).out;
+        assert!(out.starts_with(begins), "{name}: {out}");
+    }
+    let out = run(&lab, "qemu-nbd.distrib", &["--version"])
+        .ok("qemu-nbd")
+        .out;
+    assert!(out.contains("qemu-nbd.distrib 11.1.3 (zebu "), "{out}");
+    let out = run(&lab, "qemu-io-10", &["-c", "read 0 512", "a.q"])
+        .ok("qemu-io")
+        .out;
+    assert!(out.contains("read 512/512"), "{out}");
+}
+
+/// The status of wrong arguments is that of images that differ only under QEMU's name.
+#[test]
+fn compare_with_wrong_arguments() {
+    let lab = Lab::new();
+    lab.make("create a.q 1M");
+    for args in [
+        &["compare", "a.q"][..],
+        &["compare", "--no-such-option", "a.q", "a.q"],
+    ] {
+        assert_eq!(
+            run(&lab, "qemu-img", args).status,
+            lab.qemu_img(args).status,
+            "{args:?}"
+        );
+        assert_eq!(lab.zebu(args).status, 2, "{args:?}");
+    }
+    for args in [
+        &["compare", "a.q", "gone"][..],
+        &["compare", "-T", "x", "a.q", "a.q"],
+    ] {
+        assert_eq!(run(&lab, "qemu-img", args).status, 2, "{args:?}");
+        assert_eq!(lab.qemu_img(args).status, 2, "{args:?}");
+    }
+}
+
+#[test]
+fn messages_say_what_to_do_next() {
+    let lab = Lab::new();
+    lab.make("raw r 1048576; create a.q 1M");
+    for (line, next) in [
+        ("resize -f raw r 10MB", "hint: a size is"),
+        (
+            "create -f qcow2 -o cluster_size=64KB x 1M",
+            "hint: a size is",
+        ),
+        (
+            "rebase -b r a.q",
+            "hint: say the format of the backing file with -F",
+        ),
+        ("convert -f raw -O qcow3 r x", "hint: did you mean 'qcow2'?"),
+        ("info -f vmkd r", "hint: did you mean 'vmdk'?"),
+        (
+            "create -f qcow2 -o clster_size=64k x 1M",
+            "hint: did you mean 'cluster_size'?",
+        ),
+    ] {
+        let args: Vec<&str> = line.split(' ').collect();
+        let answer = lab.zebu(&args);
+        assert!(
+            answer.status == 1 && answer.err.contains(next),
+            "{line}: {answer:#?}"
+        );
+        let theirs = run(&lab, "qemu-img", &args);
+        assert!(
+            theirs.status == 1 && !theirs.err.contains("hint:"),
+            "{line}: {theirs:#?}"
+        );
+    }
+}
+
 #[test]
 fn trace_events_are_taken() {
     let lab = Lab::new();

@@ -98,6 +98,25 @@ fn extra_bytes_of_vdi_blocks() {
     });
 }
 
+/// A file that is called so is nothing else, however its ending is written.
+#[test]
+fn what_is_called_dmg_is_one() {
+    let lab = Lab::new();
+    for name in ["x.dmg", "x.DMG", "x.Dmg"] {
+        fs::write(lab.path(name), content(&mut Rng::new(1), 64)).unwrap();
+        for args in [
+            &["convert", "-O", "raw", name, "out"][..],
+            &["info", name],
+            &["--untrusted", "info", name],
+        ] {
+            let answer = lab.zebu(args);
+            answer.failed_with_one_line(1, name);
+        }
+        let answer = lab.zebu(&["import", name, "out"]);
+        assert_eq!(answer.status, 2, "{name}: {answer:?}");
+    }
+}
+
 #[test]
 fn names_of_dmg() {
     for_each_spelling("DMG", |lab, random| {

@@ -32,7 +32,8 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage, as_qemu: bool) -> R
         format,
         looks_like: None,
     };
-    if let Some(format) = format.or_else(|| is_named(file, "dmg", false).then_some(Format::DMG)) {
+    if let Some(format) = format.or_else(|| is_named(file, "dmg", !as_qemu).then_some(Format::DMG))
+    {
         return match foreign(&head).filter(|other| !as_qemu && other.is_archive()) {
             Some(other) => Err(refused(other)),
             _ => Ok(guess(format)),
@@ -144,7 +145,6 @@ async fn look_further(queue: &Queue, file: &dyn Storage, head: &[u8]) -> Look {
         && let Some(found) = Tail::of(&bytes)
     {
         return match found {
-            Tail::Dmg if is_named(file, "dmg", true) => Look::Format(Format::DMG, found.foreign()),
             Tail::FixedVhd if is_named(file, "vhd", true) => {
                 Look::Format(Format::VPC, found.foreign())
             }

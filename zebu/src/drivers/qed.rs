@@ -300,10 +300,12 @@ impl Check {
         let bytes = clusters.div_ceil(64) * 8;
         let limit = image.limits.map_or(MAX_USED, |limits| limits.memory);
         check_limit("memory", "The need for memory", bytes, limit.min(MAX_USED))?;
+        let mut used = storage::reserved((bytes / 8) as usize)?;
+        used.resize((bytes / 8) as usize, 0);
         Ok(Check {
             cluster_size: image.header.cluster_size,
             clusters,
-            used: vec![0; (bytes / 8) as usize],
+            used,
             report: CheckReport {
                 total_clusters: image.size.div_ceil(image.header.cluster_size),
                 ..CheckReport::default()

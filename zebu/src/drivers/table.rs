@@ -24,7 +24,7 @@ pub(super) async fn read_table<const N: usize, T>(
     decode: impl Fn([u8; N]) -> T,
 ) -> Result<Vec<T>> {
     let end = check_in_file(what, at, count.saturating_mul(N as u64), file.len()?)?;
-    let mut table = Vec::with_capacity(count as usize);
+    let mut table = storage::reserved(count as usize)?;
     let mut at = at;
     while at < end {
         let length = (end - at).min(PIECE - PIECE % N as u64);

@@ -353,7 +353,7 @@ pub fn foreign_inside(sectors: &[(u64, Vec<u8>)]) -> Option<Foreign> {
     let has_regions = is(0x3_0000, b"regi") || is(0x4_0000, b"regi");
     (has_header && has_regions).then_some(Foreign {
         what: "a VHDX image with a damaged signature",
-        next: "format 'vhdx' reads it",
+        next: "format 'vhdx' says what is wrong",
     })
 }
 

@@ -8,6 +8,7 @@
 use std::io;
 use std::sync::OnceLock;
 
+use super::buffer::no_memory;
 use super::{
     Alignment, Buffer, Iov, OpKind, PoolBuffer, Queue, Reserved, Started, Step, Storage,
     StorageExtent, Written,
@@ -216,17 +217,38 @@ async fn read_bounced(
     Ok(())
 }
 
+/// Memory for so many elements. An image determines how long its tables are, so it is an error, where
+/// other ways of allocation end the process.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn reserved<T>(count: usize) -> io::Result<Vec<T>> {
+    let mut memory = Vec::new();
+    let reserved = memory.try_reserve_exact(count);
+    reserved.map_err(|_| no_memory()).map(|()| memory)
+}
+
+/// So many bytes of zeroes, as [`reserved`].
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn zeroed(length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = reserved(length)?;
+    bytes.resize(length, 0);
+    Ok(bytes)
+}
+
 /// Reads `length` bytes at `offset` into new memory. The caller has limited `length`.
 ///
 /// # Errors
-/// Those of [`read()`].
+/// Those of [`read()`], and `ENOMEM`.
 pub async fn read_vec(
     storage: &dyn Storage,
     queue: &Queue,
     offset: u64,
     length: usize,
 ) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; length];
+    let mut bytes = zeroed(length)?;
     // SAFETY: `bytes` lives until the read, awaited here, has ended.
     let iov = unsafe { Iov::from_raw(bytes.as_mut_ptr(), length) };
     read(storage, queue, offset, &iov).await?;

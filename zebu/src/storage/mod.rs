@@ -54,7 +54,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 pub(crate) use access::{
-    Reading, ZEROES, begin_read, deallocate, read_pooled, zero_quickly, zeroes,
+    Reading, ZEROES, begin_read, deallocate, read_pooled, reserved, zero_quickly, zeroed, zeroes,
 };
 pub use access::{
     allocate, discard, extent, flush, punch_hole, read, read_vec, set_len, write, write_slice,

@@ -224,7 +224,7 @@ fn called(invocation: &Invocation) -> String {
 fn help(invocation: &Invocation) -> String {
     let called = called(invocation);
     let mut command = definition();
-    if invocation.name == "zebu" {
+    if invocation.role == "zebu" {
         command = with_examples(command, "io");
     }
     let command = with_usage(

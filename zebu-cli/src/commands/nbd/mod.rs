@@ -50,7 +50,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     // qemu-nbd prints nothing about clients, also with -v.
-    let verbose = arguments.verbose && invocation.name != "qemu-nbd";
+    let verbose = arguments.verbose && invocation.role != "qemu-nbd";
     let log = Log::start(verbose).map_err(|e| failed("the log", &e))?;
     serve(&arguments, passed, parent, signals, &log)
 }

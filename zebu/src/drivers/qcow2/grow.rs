@@ -46,7 +46,7 @@ impl Image {
         writer.protected.check(from, to - from)?;
         self.lengthen(queue, to).await?;
 
-        let mut bytes = vec![0; (to - from) as usize];
+        let mut bytes = storage::zeroed((to - from) as usize)?;
         let (blocks, table) = bytes.split_at_mut((area.blocks * size) as usize);
         for (nth, block) in (0..).zip(blocks.chunks_exact_mut(size as usize)) {
             let first = area.start + nth * per_block;

@@ -121,7 +121,7 @@ impl OpenImage {
     ) -> Result<Image> {
         let (l1, snapshots) = match self.for_check {
             false => self.read_tables(queue).await?,
-            true => (L1Table::with_capacity(0), Vec::new()),
+            true => (L1Table::reserved(0)?, Vec::new()),
         };
         let cluster_size = self.header.cluster_size();
         let limits = self.limits.as_ref().map(|(limits, _)| limits);
@@ -249,7 +249,7 @@ pub(super) async fn read_l1(
     offset: u64,
     entries: u64,
 ) -> Result<L1Table> {
-    let mut table = L1Table::with_capacity(entries as usize);
+    let mut table = L1Table::reserved(entries as usize)?;
     let end = offset + entries * 8;
     let mut at = offset;
     while at < end {

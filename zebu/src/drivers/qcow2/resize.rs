@@ -35,7 +35,7 @@ impl Image {
         let table = self.allocate_contiguous(queue, bytes / size).await?;
         // What points to it is the header, so this must be durable first.
         self.finish_writing(queue).await?;
-        let mut encoded = vec![0; bytes as usize];
+        let mut encoded = storage::zeroed(bytes as usize)?;
         self.l1.encode(0, &mut encoded);
         storage::event(&*self.file, storage::Event::L1GrowWriteTable);
         storage::write_slice(&*self.file, queue, table.0, &encoded).await?;

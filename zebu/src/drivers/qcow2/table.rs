@@ -1,10 +1,13 @@
 //! The L1 table, and slices of L2 tables: big-endian tables as atomics in
 //! host order, so that readers never wait for a writer.
 
+use std::io;
+
 use crate::drivers::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::drivers::sync::hint;
 
 use crate::format::{Geometry, L1Entry, L2Entry};
+use crate::storage;
 
 /// The active L1 table, or that of a snapshot.
 #[derive(Debug)]
@@ -19,11 +22,11 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = AtomicU64> {
 }
 
 impl L1Table {
-    /// No entries yet, with capacity for some.
-    pub(crate) fn with_capacity(entries: usize) -> Self {
-        L1Table {
-            entries: Vec::with_capacity(entries),
-        }
+    /// No entries yet, with memory for some.
+    pub(crate) fn reserved(entries: usize) -> io::Result<Self> {
+        Ok(L1Table {
+            entries: storage::reserved(entries)?,
+        })
     }
 
     /// Adds entries as they are on the disk.

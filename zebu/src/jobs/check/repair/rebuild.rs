@@ -51,7 +51,8 @@ impl Repair<'_> {
 
     async fn write_table(&self, plan: &Plan) -> Result<()> {
         let geometry = &self.metadata.geometry;
-        let mut bytes = vec![0; (plan.table_clusters << geometry.cluster_bits()) as usize];
+        let mut bytes =
+            crate::storage::zeroed((plan.table_clusters << geometry.cluster_bits()) as usize)?;
         let (entries, _) = bytes.as_chunks_mut::<8>();
         for (index, cluster) in &plan.blocks {
             if let Some(entry) = entries.get_mut(*index as usize) {
