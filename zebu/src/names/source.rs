@@ -50,7 +50,7 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with one line that fits after `Could not open 'NAME': `, if the name or
+    /// [`Error::Refused`](crate::Error::Refused) with one line that fits after `Could not open 'NAME': `, if the name or
     /// an option is not understood.
     pub fn resolve(
         &self,
@@ -91,7 +91,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the policy is [`Policy::Untrusted`] and the name is more than a path.
+    /// [`Error::Refused`](crate::Error::Refused) if the policy is [`Policy::Untrusted`] and the name is more than a path.
     pub fn check_source(&self, source: &Source) -> Result<()> {
         match self {
             Policy::Untrusted(_) => source.check_is_path(),

@@ -100,7 +100,7 @@ impl StoreSpec {
     /// `ECANCELED`. Blocks.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the store does not allow it.
+    /// [`Error::Refused`](crate::Error::Refused) if the store does not allow it.
     pub fn upload(&self, stop: impl Fn() -> bool + Send + Sync + 'static) -> Result<Upload> {
         let name = without_queries(&self.url.to_string_lossy());
         Upload::begin(&self.store_options(), name, &self.reading, Arc::new(stop))

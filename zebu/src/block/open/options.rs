@@ -63,7 +63,7 @@ options! {
         pub format: Option<Format>,
         /// Take a file for a raw disk that QEMU takes for one when the format is not given, though it
         /// looks like something else: an archive, a compressed file, an image in an unusual form.
-        /// [`ImageSpec::looks_like`] tells. Else it is refused, or read as what it is. No effect
+        /// [`ImageSpec::looks_like`](crate::block::ImageSpec::looks_like) tells. Else it is refused, or read as what it is. No effect
         /// under [`Policy::Untrusted`].
         pub guess_as_qemu: bool,
         /// Open for writing too.
