@@ -1,8 +1,8 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
-//! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]: the map step of reads, and for a format that is written the map
-//! step of writes and all changes. What lies below an image is a [`Below`], so copy-on-write is the
+//! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the
+//! format, opens an image, and implements [`FormatImage`]: the map step of reads, and for a format that
+//! is written the map step of writes and all changes. What lies below an image is a [`Below`], so copy-on-write is the
 //! driver's business. New images go through `create/`, but raw and qcow2 ones. The layers above depend on
 //! the capabilities of an image and not on its format, except for what only one format has
 //! (snapshots, bitmaps, VM state): [`FormatImage::as_qcow2`], `as_raw`, `as_vmdk`.

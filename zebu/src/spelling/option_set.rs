@@ -231,6 +231,7 @@ impl OptionSet {
     }
 
     /// How many connections are made at most, if that is given.
+    #[cfg_attr(not(any(feature = "nbd", feature = "http")), allow(dead_code))]
     pub(crate) fn take_connections(&mut self) -> Result<Option<usize>, String> {
         const MOST: u64 = 64;
         match self.take_number("connections")? {
