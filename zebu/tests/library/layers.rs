@@ -8,13 +8,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the bottom up. A module may use itself and those before it.
-const LAYERS: [&[&str]; 9] = [
-    &["broken", "lock", "options", "printable", "statistics"],
+const LAYERS: [&[&str]; 10] = [
+    &[
+        "broken",
+        "lock",
+        "options",
+        "printable",
+        "spelling",
+        "statistics",
+    ],
     &["format"],
     &["error"],
     &["codec", "nbd", "tls"],
     &["storage"],
     &["drivers"],
+    &["protocols"],
     &["block", "qcow2"],
     &["names"],
     &["jobs"],
