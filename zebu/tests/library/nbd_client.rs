@@ -51,7 +51,23 @@ impl Behaviour {
 struct Server {
     bytes: Mutex<Vec<u8>>,
     behaviour: Behaviour,
-    clients: Mutex<Vec<UnixStream>>,
+    clients: Mutex<Vec<Connection>>,
+}
+
+/// A connection, to end it.
+#[derive(Clone)]
+struct Connection {
+    stream: Arc<UnixStream>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Connection {
+    fn new(stream: &UnixStream) -> Connection {
+        Connection {
+            stream: Arc::new(stream.try_clone().unwrap()),
+            ended: Arc::default(),
+        }
+    }
 }
 
 impl Server {
@@ -72,10 +88,10 @@ impl Server {
         thread::spawn(move || {
             for (seed, stream) in listener.incoming().map_while(Result::ok).enumerate() {
                 let server = ours.clone();
-                let clone = stream.try_clone().unwrap();
-                server.clients.lock().unwrap().push(clone);
+                let connection = Connection::new(&stream);
+                server.clients.lock().unwrap().push(connection.clone());
                 // An error: the client has closed the connection.
-                thread::spawn(move || server.serve(stream, Rng::new(seed as u64)));
+                thread::spawn(move || server.serve(stream, connection, Rng::new(seed as u64)));
             }
         });
         server
@@ -84,8 +100,17 @@ impl Server {
     /// Ends all connections.
     fn hang_up(&self) {
         for client in self.clients.lock().unwrap().drain(..) {
-            let _ = client.shutdown(Shutdown::Both);
+            self.end(&client);
         }
+    }
+
+    /// Ends a connection. None of its requests is executed after that, since the client repeats them, and
+    /// then sends others.
+    fn end(&self, connection: &Connection) {
+        let bytes = self.bytes.lock().unwrap();
+        connection.ended.store(true, Ordering::SeqCst);
+        drop(bytes);
+        let _ = connection.stream.shutdown(Shutdown::Both);
     }
 
     fn handshake(&self, stream: &mut UnixStream) -> std::io::Result<Headers> {
@@ -142,7 +167,12 @@ impl Server {
         }
     }
 
-    fn serve(&self, mut stream: UnixStream, mut rng: Rng) -> std::io::Result<()> {
+    fn serve(
+        self: Arc<Self>,
+        mut stream: UnixStream,
+        connection: Connection,
+        mut rng: Rng,
+    ) -> std::io::Result<()> {
         let headers = self.handshake(&mut stream)?;
         let (replies, taken) = mpsc::channel::<Vec<u8>>();
         let mut out = stream.try_clone()?;
@@ -151,6 +181,7 @@ impl Server {
             .hangs_up
             .map(|about| 1 + rng.index(2 * about));
         let mut order = Rng::new(rng.next());
+        let (server, ends) = (self.clone(), connection.clone());
         thread::spawn(move || {
             let mut count = 0;
             while let Ok(first) = taken.recv() {
@@ -166,7 +197,7 @@ impl Server {
                     let cut = order.index(bytes.len() + 1);
                     let _ = out.write_all(&bytes[..cut]);
                     if Some(count) == hangs_up {
-                        let _ = out.shutdown(Shutdown::Both);
+                        server.end(&ends);
                         return;
                     }
                     let _ = out.write_all(&bytes[cut..]);
@@ -182,7 +213,12 @@ impl Server {
             if request.command == Command::Disconnect {
                 return Ok(());
             }
-            let reply = self.reply(headers, &request, &payload, &mut rng);
+            let mut bytes = self.bytes.lock().unwrap();
+            if connection.ended.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            let reply = self.execute(&mut bytes, headers, &request, &payload, &mut rng);
+            drop(bytes);
             if replies.send(reply).is_err() {
                 return Ok(());
             }
@@ -190,8 +226,19 @@ impl Server {
     }
 
     fn reply(&self, headers: Headers, request: &Request, payload: &[u8], rng: &mut Rng) -> Vec<u8> {
-        let range = request.offset as usize..(request.offset + request.length) as usize;
         let mut bytes = self.bytes.lock().unwrap();
+        self.execute(&mut bytes, headers, request, payload, rng)
+    }
+
+    fn execute(
+        &self,
+        bytes: &mut [u8],
+        headers: Headers,
+        request: &Request,
+        payload: &[u8],
+        rng: &mut Rng,
+    ) -> Vec<u8> {
+        let range = request.offset as usize..(request.offset + request.length) as usize;
         let mut data = Vec::new();
         let mut extents = Vec::new();
         match request.command {
@@ -208,7 +255,6 @@ impl Server {
             }
             other => panic!("{other:?}"),
         }
-        drop(bytes);
         let header = ChunkHeader {
             done: true,
             kind: ChunkKind::None,
