@@ -14,9 +14,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`](crate::Error::Refused) if the image cannot have this size, or if this preallocation is not
-    /// supported. Those of [`Device::write`]. The disk then has its old size, and the space of a
-    /// larger one is freed. After an error that makes every further write fail, the header may have
+    /// [`Error::Refused`](crate::Error::Refused) if the image cannot have this size, or if this
+    /// preallocation is not supported. Those of [`Device::write`]. The disk then has its old size,
+    /// and the space of a larger one is freed. After an error that makes every further write fail, the header may have
     /// either size.
     pub async fn resize(
         &mut self,

@@ -118,7 +118,7 @@ options! {
     }
 }
 
-/// Whether the length of a raw image may change while it is open, and who may change it. In other
+/// Whether the length of a raw image may change while it is open, and by which programs. In other
 /// formats only the image's writer changes the length of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
