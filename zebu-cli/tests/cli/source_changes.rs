@@ -196,7 +196,7 @@ fn change(file: &Path, other: &Path, rng: &mut Rng) -> &'static str {
         }
         3 => {
             let mut file = File::options().append(true).open(file).unwrap();
-            file.write_all(&bytes[..64 << 10]).unwrap();
+            file.write_all(&bytes[..bytes.len().min(64 << 10)]).unwrap();
             "longer"
         }
         4 => {

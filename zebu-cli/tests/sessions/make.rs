@@ -43,6 +43,7 @@ impl World {
             bases: Vec::new(),
             base: None,
             clean_end: true,
+            mapped_past_end: false,
             killed: false,
             vm_state: false,
             bitmaps: Vec::new(),

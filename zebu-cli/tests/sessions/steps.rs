@@ -431,6 +431,7 @@ impl World {
             _ if refused => return Ok(()),
             // QEMU would have to hide a longer base, and version 2 has no zero clusters.
             _ if by == By::Qemu && self.kind.version == 2 && self.base.is_some() => {
+                self.mapped_past_end = true;
                 return self.adopt(shell, rng);
             }
             // QEMU refuses this if clusters at the end of the file are free.
@@ -457,10 +458,15 @@ impl World {
         let new = self.size();
         if by == By::Qemu && new > old && !self.clean_end {
             // QEMU shows the data past the old end of the disk.
-            let end = old.next_multiple_of(self.kind.cluster).min(new);
+            let end = match self.mapped_past_end {
+                true => new,
+                false => old.next_multiple_of(self.kind.cluster).min(new),
+            };
             self.adopt_from(old, end, shell, rng)?;
         }
         self.clean_end = by == By::Zebu;
+        // QEMU may have grown the disk over a part of them only.
+        self.mapped_past_end &= by == By::Qemu;
         Ok(())
     }
 
@@ -850,6 +856,7 @@ impl World {
         self.kind.extended = false;
         self.base = None;
         self.clean_end = by == By::Zebu;
+        self.mapped_past_end = false;
         self.snaps.clear();
         self.killed = false;
         self.disk = Disk::new(std::mem::take(&mut self.disk.bytes));

@@ -94,6 +94,8 @@ pub struct World {
     pub base: Option<usize>,
     /// Whether the last cluster is zero past the end of the disk. QEMU may leave other data there.
     pub clean_end: bool,
+    /// Whether clusters may be mapped past that: QEMU has failed while it preallocated them.
+    pub mapped_past_end: bool,
     /// Whether the last program was killed: clusters may be leaked, and the image may be dirty.
     pub killed: bool,
     /// Whether the active disk has VM state behind its end. QEMU shows it in a larger disk.

@@ -19,6 +19,7 @@ mod supervised;
 mod world;
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -134,9 +135,13 @@ impl Run {
         }
     }
 
-    /// Runs those of these numbers one after the other. Without one, that has not succeeded.
-    fn in_order(&self, templates: &Templates, order: &[usize]) -> Serial {
+    /// Runs those of these numbers one after the other, if `is_made` with an empty file where `t` is not
+    /// there. Without one, that has not succeeded.
+    fn in_order(&self, templates: &Templates, order: &[usize], is_made: bool) -> Serial {
         let folder = templates.copy(self.state);
+        if is_made && folder.path().join("t").symlink_metadata().is_err() {
+            File::create(folder.path().join("t")).expect("an empty file");
+        }
         let mut ended = [false; 2];
         for number in order {
             let most = COMMANDS[self.pair[*number]].most;
@@ -150,20 +155,22 @@ impl Run {
         &self,
         templates: &Templates,
         outcome: &Outcome,
-        known: &mut HashMap<&'static [usize], Serial>,
+        known: &mut HashMap<(&'static [usize], bool), Serial>,
     ) -> Result<(), String> {
         // One that has failed may have done nothing.
         const ORDERS: [&[usize]; 5] = [&[0], &[1], &[0, 1], &[1, 0], &[]];
+        // A new file is empty until the program that makes it has locked it: the other one may read that.
+        let orders = [false, true].map(|is_made| ORDERS.map(|order| (order, is_made)));
         let succeeded = outcome.ended.each_ref().map(|ended| ended.status == 0);
         let mut allowed = Vec::new();
-        for order in ORDERS {
+        for (order, is_made) in orders.into_iter().flatten() {
             let serial = known
-                .entry(order)
-                .or_insert_with(|| self.in_order(templates, order));
+                .entry((order, is_made))
+                .or_insert_with(|| self.in_order(templates, order, is_made));
             if serial.0 != succeeded {
                 continue;
             }
-            if self.is_as_expected(&serial.1, outcome) {
+            if self.is_as_expected(&serial.1, outcome, is_made) {
                 return Ok(());
             }
             allowed.push(serial.1.clone());
@@ -178,8 +185,9 @@ impl Run {
     }
 
     /// Whether what was found is what was expected. A file may be empty where nothing was, if the
-    /// programs have kept each other from filling it; and a copy that failed is incomplete.
-    fn is_as_expected(&self, expected: &Found, outcome: &Outcome) -> bool {
+    /// programs have kept each other from filling it; and a copy that failed is incomplete. If `is_made`,
+    /// an empty file was there until the program that made it removed it.
+    fn is_as_expected(&self, expected: &Found, outcome: &Outcome, is_made: bool) -> bool {
         let is_incomplete = |name: &str| {
             let is_copy = |number: &usize| {
                 let words = self.words(*number);
@@ -195,7 +203,8 @@ impl Run {
         expected.iter().all(|(name, expected)| {
             let found = &outcome.found[name];
             let filled = found.replace("an empty file", "nothing");
-            expected == found || *expected == filled || is_incomplete(name)
+            let is_removed = is_made && expected == "an empty file" && found == "nothing";
+            expected == found || *expected == filled || is_removed || is_incomplete(name)
         })
     }
 

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cache_options;
 mod convert;
 mod dropped_tasks;
 mod engines;

@@ -340,7 +340,12 @@ impl Opening<'_> {
                     .l2_cache_size
                     .or(own.l2_cache_size)
                     .or(own.cache_size),
-                entry_size: self.options.l2_cache_entry_size.or(own.l2_cache_entry_size),
+                // An image below may have smaller clusters.
+                entry_size: self
+                    .options
+                    .l2_cache_entry_size
+                    .filter(|_| role == Role::Top)
+                    .or(own.l2_cache_entry_size),
             },
             write: WriteOptions {
                 punch_request: discards && own.pass_discard_request.unwrap_or(true),

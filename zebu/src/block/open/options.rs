@@ -96,7 +96,8 @@ options! {
         pub whole_clusters: bool,
         /// Bytes of cached L2 tables; None: enough for the disk, up to 32 MiB.
         pub l2_cache_size: Option<u64>,
-        /// Bytes of a slice of an L2 table, the unit of that cache; None: 4 KiB.
+        /// Bytes of a slice of an L2 table of the top image, the unit of that cache: a power of two from
+        /// 512 to the cluster size; None: 4 KiB, or the cluster size if that is smaller.
         pub l2_cache_entry_size: Option<u64>,
         /// Carry out discards (`discard=unmap`): free the clusters, and punch holes into the file
         /// where its space becomes free. None: by the options of the image, else no.
