@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::exchange::Resting;
 use super::known_data::KnownData;
 use super::read::Chain;
 use super::{DetectZeroes, ImageSpec};
@@ -24,6 +25,12 @@ pub struct Layer {
     pub(crate) stamps: Vec<Stamped>,
     /// Other programs may write to it meanwhile (`force_share`).
     pub(crate) is_shared: bool,
+    /// How it is written, if it is open for writing and does not rest.
+    pub(super) write: Option<WriteMode>,
+    /// It was open for writing until another image was put on it.
+    pub(super) resting: Option<Resting>,
+    /// Images whose disks are files of it, to be closed after it.
+    pub(super) nested: Vec<Arc<Device>>,
 }
 
 /// A file, and how it was at some time.
@@ -136,14 +143,10 @@ impl Layer {
 /// the futures of requests are driven. The [front page](crate) has an example.
 #[derive(Debug)]
 pub struct Device {
-    layers: Vec<Layer>,
+    pub(super) layers: Vec<Layer>,
     size: AtomicU64,
     /// Opened for the metadata only: reads are refused.
-    inspect: bool,
-    /// How it is written, if it is open for writing.
-    pub(super) write: Option<WriteMode>,
-    /// Images whose disks are files of this one, to be closed after it.
-    pub(super) nested: Vec<Arc<Device>>,
+    pub(super) inspect: bool,
 }
 
 /// Options of a device that is open for writing.
@@ -166,20 +169,18 @@ impl Drop for Resizing<'_> {
 
 impl Device {
     /// The device of these layers, at least one, the top one first.
-    pub(super) fn new(layers: Vec<Layer>, inspect: bool, write: Option<WriteMode>) -> Self {
+    pub(super) fn new(layers: Vec<Layer>, inspect: bool) -> Self {
         let size = layers[0].size();
         Device {
             layers,
             size: size.into(),
             inspect,
-            write,
-            nested: Vec::new(),
         }
     }
 
-    /// The images of the chain, and the devices whose disks are files of it.
-    pub(super) fn into_parts(self) -> (Vec<Layer>, Vec<Arc<Device>>) {
-        (self.layers, self.nested)
+    /// The images of the chain.
+    pub(super) fn into_layers(self) -> Vec<Layer> {
+        self.layers
     }
 
     /// The top image, and what it lies on, for a change of the whole image.
@@ -190,12 +191,14 @@ impl Device {
 
     /// Whether discards are carried out.
     pub(super) fn discards(&self) -> bool {
-        self.write.is_some_and(|w| w.discard)
+        self.layers[0].write.is_some_and(|w| w.discard)
     }
 
     /// What becomes of writes of zeroes.
     pub(super) fn detect_zeroes(&self) -> DetectZeroes {
-        self.write.map_or(DetectZeroes::Off, |w| w.detect_zeroes)
+        self.layers[0]
+            .write
+            .map_or(DetectZeroes::Off, |w| w.detect_zeroes)
     }
 
     /// Size of the disk in bytes.
@@ -228,7 +231,8 @@ impl Device {
     /// All images that are read: those of the chain, the top one first, then those of the devices
     /// whose disks are files of it.
     pub fn all_layers(&self) -> Box<dyn Iterator<Item = &Layer> + '_> {
-        let inner = self.nested.iter().flat_map(|image| image.all_layers());
+        let nested = self.layers.iter().flat_map(|layer| &layer.nested);
+        let inner = nested.flat_map(|image| image.all_layers());
         Box::new(self.layers.iter().chain(inner))
     }
 

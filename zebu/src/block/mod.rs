@@ -3,6 +3,7 @@
 mod bitmaps;
 mod compressed;
 mod device;
+mod exchange;
 mod extents;
 mod header;
 mod known_data;

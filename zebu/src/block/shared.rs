@@ -122,6 +122,51 @@ impl SharedDevice {
         self.enter().await?.bitmaps(queue).await
     }
 
+    /// Changes the device as a whole: its images are exchanged, several changes are made at one instant.
+    /// Waits until all requests have ended that entered before; later ones wait for the change. So its
+    /// time is that of the longest request in flight and its own.
+    ///
+    /// While it waits the future may be dropped, for example after a time limit: nothing has changed, and
+    /// requests go on. Once `change` runs, dropping the future drops that one, and the device is as that
+    /// leaves it. (`change` may be spawned on a queue instead, with a clone of the `SharedDevice`, to be
+    /// ended in any case.)
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
+    /// # use zebu::{Device, Memory, OpenOptions, Queue, QueueOptions, SharedDevice};
+    /// # let queue = Queue::new(QueueOptions::default())?;
+    /// # let make = |backing: Option<NewBacking>| -> zebu::Result<Device> {
+    /// #     let storage = Arc::new(Memory::new(Vec::new()));
+    /// #     let options = CreateQcow2::default().size(1 << 20).backing(backing);
+    /// #     queue.block_on(create_qcow2(&queue, &*storage, None, &options, |_| {}))?;
+    /// #     let options = OpenOptions::default().write(true).no_backing(true);
+    /// #     Device::from_storage(&queue, storage, &options)
+    /// # };
+    /// # let disk = make(None)?;
+    /// # let overlay = make(Some(NewBacking::new("disk.qcow2")))?;
+    /// let shared = SharedDevice::new(disk);
+    /// queue.block_on(async {
+    ///     // An external snapshot.
+    ///     let change = shared.change(async |device| device.put_on_top(&queue, overlay).await);
+    ///     change.await?;
+    ///     // It is merged back.
+    ///     let change = shared.change(async |device| {
+    ///         device.commit_top(&queue).await?;
+    ///         device.take_off_top(&queue).await
+    ///     });
+    ///     change.await?.close(&queue).await
+    /// })?;
+    /// # Ok::<(), zebu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// That of `change`, and [`Error::Refused`] after [`SharedDevice::close`].
+    pub async fn change<T>(&self, change: impl AsyncFnOnce(&mut Device) -> Result<T>) -> Result<T> {
+        let mut device = self.exclusive().await?;
+        change(device.get()).await
+    }
+
     /// [`Device::resize`], when all requests have ended that entered before. If the future is
     /// dropped midway, every write fails until the image is opened again.
     ///

@@ -25,12 +25,12 @@ pub enum Zeroing {
 impl Device {
     /// Whether it was opened for writing.
     pub fn is_writable(&self) -> bool {
-        self.write.is_some()
+        self.top().write.is_some()
     }
 
     /// The top image, for a change of a range.
     pub(super) fn top_for_writing(&self, offset: u64, length: u64) -> Result<&AnyImage> {
-        if self.write.is_none() {
+        if !self.is_writable() {
             // The error number of a file that is open for reading.
             return Err(Error::os(libc::EPERM));
         }
@@ -84,7 +84,7 @@ impl Device {
     /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: from now on a qcow2 image
     /// refuses writes, and every flush of a raw image fails unless its I/O is direct.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
-        if self.write.is_none() {
+        if !self.is_writable() {
             return Ok(());
         }
         let (image, below) = (self.top_for_writing(0, 0)?, self.below());
@@ -99,8 +99,11 @@ impl Device {
     ///
     /// Those of [`Device::flush`]: the first one. All images are closed nevertheless.
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
-        let mut result = self.close_top(queue).await;
-        let nested = std::mem::take(&mut self.nested);
+        let mut result = self.close_layers(queue).await;
+        let layers = self.layers.iter_mut();
+        let nested: Vec<_> = layers
+            .flat_map(|layer| std::mem::take(&mut layer.nested))
+            .collect();
         drop(self);
         for device in nested {
             let closed = match Arc::try_unwrap(device) {
@@ -113,10 +116,15 @@ impl Device {
         result
     }
 
-    async fn close_top(&mut self, queue: &Queue) -> Result<()> {
+    async fn close_layers(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
         let (image, below) = self.top_mut();
-        image.close(over(queue, &below)).await
+        let mut result = image.close(over(queue, &below)).await;
+        for depth in 1..self.layers.len() {
+            let closed = self.close_below(queue, depth).await;
+            result = result.and(closed);
+        }
+        result
     }
 
     /// Writes the first `length` bytes of a buffer, which comes back with the result.

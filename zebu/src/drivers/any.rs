@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::qcow2::SharedImage;
-use super::{Epochs, Extent, FormatImage, LOOKUP_WORK, Stay, StorageId, spend};
+use super::{Context, Epochs, Extent, FormatImage, LOOKUP_WORK, Stay, StorageId, spend};
 use crate::Result;
 use crate::storage::{Queue, Storage, Work};
 
@@ -60,6 +60,14 @@ impl AnyImage {
     #[inline]
     pub(crate) fn spend(&self, amount: u64) -> Result<()> {
         spend(self.work.as_deref(), amount)
+    }
+
+    /// [`FormatImage::reopen`]
+    pub(crate) async fn reopen(&mut self, context: Context<'_>) -> Result<()> {
+        let inner: &mut dyn FormatImage = &mut **self;
+        inner.reopen(context).await?;
+        self.epochs = self.inner.as_dyn().epochs();
+        Ok(())
     }
 
     /// A storage that its extents refer to.

@@ -324,9 +324,16 @@ pub trait FormatImage: Debug + Send + Sync {
         unsupported()
     }
 
-    /// Ends the use of the image, which was flushed. Also called for one that is only read.
+    /// Ends the writing of the image, which was flushed. It may be read from then on. Also called for
+    /// one that is only read.
     fn close<'a>(&'a mut self, _context: Context<'a>) -> Changing<'a> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Makes an image writable again that was open for writing and was closed, or whose close has
+    /// failed. No other program has written to it meanwhile.
+    fn reopen<'a>(&'a mut self, _context: Context<'a>) -> Changing<'a> {
+        unsupported()
     }
 
     /// The image, if it is qcow2.

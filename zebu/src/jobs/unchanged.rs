@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::block::{Device, Layer, Stamped};
 use crate::storage::Storage;
-use crate::storage::named::NamedFile;
+use crate::storage::named::named_file;
 use crate::{Error, Result, printable};
 
 /// The files that a job reads, with those of all backing files, as they were before anything was read
@@ -61,8 +61,9 @@ impl Unchanged {
     /// # Errors
     /// [`Error::Refused`], with the name of the file.
     pub fn check_names(&self) -> Result<()> {
-        let is_gone =
-            |file: &&Arc<dyn Storage>| file_of(&***file).is_some_and(|file| !file.is_at_its_path());
+        let is_gone = |file: &&Arc<dyn Storage>| {
+            named_file(&***file).is_some_and(|file| !file.is_at_its_path())
+        };
         match self.named.iter().find(is_gone) {
             None => Ok(()),
             Some(file) => refuse(&**file, "was removed or replaced while it was read"),
@@ -76,11 +77,6 @@ fn refuse(file: &dyn Storage, what: &str) -> Result<()> {
     Err(Error::Refused(format!("'{name}' {what}")))
 }
 
-/// The file or device of this machine that a storage is, or is a view of.
-fn file_of(file: &dyn Storage) -> Option<&dyn NamedFile> {
-    file.named_file().or_else(|| file.below().and_then(file_of))
-}
-
 /// The files of a layer that other names of this machine could take the place of.
 fn named(layer: &Layer) -> Vec<Arc<dyn Storage>> {
     if layer.is_shared {
@@ -88,7 +84,7 @@ fn named(layer: &Layer) -> Vec<Arc<dyn Storage>> {
     }
     let noted = layer.stamps.iter().map(|(file, _)| file.clone());
     let files = noted.chain(layer.storages());
-    files.filter(|file| file_of(&**file).is_some()).collect()
+    files.filter(|file| named_file(&**file).is_some()).collect()
 }
 
 /// The files of a layer that have a stamp: as it was noted when they were opened, or that of now.

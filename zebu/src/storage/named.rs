@@ -133,6 +133,13 @@ pub(crate) fn parent(path: &Path) -> &Path {
     }
 }
 
+/// The file or device of this machine at the bottom of a storage, if there is one.
+pub(crate) fn named_file(storage: &dyn Storage) -> Option<&dyn NamedFile> {
+    storage
+        .named_file()
+        .or_else(|| storage.below().and_then(named_file))
+}
+
 /// An open file or device that a name may lead to.
 pub trait NamedFile {
     /// The bytes by which it is locked.

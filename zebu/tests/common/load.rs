@@ -2,12 +2,13 @@
 //! ranges overlap and are adjacent. The [`Ledger`] verifies what they read.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use zebu::Error;
-use zebu::block::{Device, Zeroing};
+use zebu::block::{Device, InUse, SharedDevice, Zeroing};
 use zebu::storage::{Buffer, Queue, QueueOptions};
 
 use crate::common::{Rng, progress};
@@ -17,7 +18,7 @@ use crate::ledger::{BLOCK, Ledger, Sequence, stamped};
 /// What the threads have in common.
 #[derive(Clone)]
 pub struct Load {
-    pub device: Arc<Device>,
+    pub device: Handle,
     pub ledger: Arc<Ledger>,
     /// The number of the next write.
     pub sequence: Arc<AtomicU64>,
@@ -27,6 +28,42 @@ pub struct Load {
     pub compresses: bool,
     /// The block near which half of the requests begin.
     pub hot: usize,
+}
+
+/// How the threads use the device.
+#[derive(Clone)]
+// Each test crate uses some of them.
+#[allow(dead_code)]
+pub enum Handle {
+    Plain(Arc<Device>),
+    /// It is changed as a whole meanwhile.
+    Shared(SharedDevice),
+}
+
+/// The device, for one request.
+enum Entered<'a> {
+    Plain(&'a Device),
+    Shared(InUse),
+}
+
+impl Handle {
+    async fn enter(&self) -> Entered<'_> {
+        match self {
+            Handle::Plain(device) => Entered::Plain(device),
+            Handle::Shared(device) => Entered::Shared(device.enter().await.expect("it is open")),
+        }
+    }
+}
+
+impl Deref for Entered<'_> {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        match self {
+            Entered::Plain(device) => device,
+            Entered::Shared(device) => device,
+        }
+    }
 }
 
 /// One of the threads.
@@ -137,10 +174,12 @@ impl Load {
         request: Request,
         blocks: Range<usize>,
     ) -> Result<(), String> {
-        let (device, ledger) = (&*self.device, &*self.ledger);
+        let ledger = &*self.ledger;
         let (offset, length) = ((blocks.start * BLOCK) as u64, blocks.len() * BLOCK);
         let mut buffer = Buffer::new(length);
         let began = ledger.begin();
+        let entered = self.device.enter().await;
+        let device = &*entered;
         match request {
             Request::Write | Request::Compressed => {
                 let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);

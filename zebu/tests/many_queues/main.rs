@@ -22,6 +22,7 @@ mod common;
 mod dirty;
 #[path = "../common/driven.rs"]
 mod driven;
+mod exchanges;
 #[path = "../common/ledger.rs"]
 mod ledger;
 #[path = "../common/load.rs"]
@@ -36,7 +37,7 @@ use common::peer::{assert_clean, assert_content, text, write_sparse};
 use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
 use dirty::Bitmap;
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
-use load::{Load, Thread, settle};
+use load::{Handle, Load, Thread, settle};
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
 use zebu::names::Source;
@@ -157,7 +158,7 @@ impl Run {
     /// Threads use the image; returns the number of their requests.
     fn round(&mut self, device: &Arc<Device>) -> u64 {
         let load = Load {
-            device: device.clone(),
+            device: Handle::Plain(device.clone()),
             ledger: self.ledger.clone(),
             sequence: self.sequence.clone(),
             cluster: self.cluster / BLOCK,
@@ -293,17 +294,23 @@ fn create(folder: &Path, name: &str, options: &CreateQcow2) {
         .unwrap();
 }
 
+/// The engines to be used.
+fn engines() -> Vec<EngineKind> {
+    let mut engines = common::engines();
+    if let Ok(only) = std::env::var("ZEBU_QUEUES_ENGINE") {
+        engines.retain(|engine| engine.name() == only);
+        assert!(!engines.is_empty(), "{only}: no such engine here");
+    }
+    engines
+}
+
 /// Uses one image after another until there were enough requests: with each engine alone, then
 /// with all of them together.
 fn use_images(requests: u64) {
     let least = number("ZEBU_QUEUES_REQUESTS").unwrap_or(requests);
     let time = Duration::from_secs(number("ZEBU_QUEUES_SECONDS").unwrap_or(0));
     let first = number("ZEBU_QUEUES_SEED").unwrap_or(1);
-    let mut engines = common::engines();
-    if let Ok(only) = std::env::var("ZEBU_QUEUES_ENGINE") {
-        engines.retain(|engine| engine.name() == only);
-        assert!(!engines.is_empty(), "{only}: no such engine here");
-    }
+    let engines = engines();
     let (start, mut done, mut images) = (Instant::now(), 0, 0);
     for seed in first.. {
         let name = format!("ZEBU_QUEUES_SEED={seed} ZEBU_QUEUES_REQUESTS=1");

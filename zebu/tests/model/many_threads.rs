@@ -12,7 +12,7 @@ use crate::common::{Rng, peer};
 use crate::disk::assert_same;
 use crate::driven::WAYS;
 use crate::ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
-use crate::load::{Load, Thread, settle};
+use crate::load::{Handle, Load, Thread, settle};
 use crate::setup::{Opening, Setup, queue_options};
 use crate::trace;
 
@@ -39,7 +39,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         let device = Arc::new(device);
         for _ in 0..1 + rng.below(4) {
             let load = Load {
-                device: device.clone(),
+                device: Handle::Plain(device.clone()),
                 ledger: Arc::new(Ledger::new(&content)),
                 sequence: sequence.clone(),
                 cluster: setup.cluster() as usize / BLOCK,

@@ -28,7 +28,7 @@ use files::Others;
 pub use options::{Length, OpenOptions, Policy, Storages};
 
 /// Images in one chain at most: each takes open files and caches.
-const MAX_CHAIN: usize = 200;
+pub(super) const MAX_CHAIN: usize = 200;
 
 impl Device {
     /// Opens an image and, unless disabled, its backing chain.
@@ -121,18 +121,14 @@ impl Device {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
             opening.image(spec, image, format, Role::Top).await
         })?;
-        let write = opening.write_mode();
-        let (mut layers, mut nested) = (opening.layers, opening.nested.into_inner());
-        if let Some((behind, files)) = backing.map(Device::into_parts) {
+        let mut layers = opening.layers;
+        if let Some(behind) = backing.map(Device::into_layers) {
             if let (Some(above), Some(below)) = (layers.last(), behind.first()) {
                 above.image.check_backing(&*below.image)?;
             }
             layers.extend(behind);
-            nested.extend(files);
         }
-        let mut device = Device::new(layers, options.inspect, write);
-        device.nested = nested;
-        Ok(device)
+        Ok(Device::new(layers, options.inspect))
     }
 }
 
@@ -149,7 +145,7 @@ struct Opening<'a> {
     data: Option<Arc<dyn Storage>>,
     /// Whether the caller has opened the backing file.
     has_backing: bool,
-    /// Images whose disks are files of this one.
+    /// Images whose disks are files of the image that is being opened.
     nested: RefCell<Vec<Arc<Device>>>,
     /// The files of the image that is being opened, as they were before anything was read of them.
     stamps: RefCell<Vec<Stamped>>,
@@ -191,10 +187,9 @@ impl Opening<'_> {
         self.options.inspect || (self.options.check && strict)
     }
 
-    /// How the opened device is written, if it is.
-    fn write_mode(&self) -> Option<WriteMode> {
-        let own = &self.layers[0].spec.options.common;
-        self.options.write.then(|| WriteMode {
+    /// How an image is written, if it is.
+    fn write_mode(&self, own: &CommonOptions, role: Role) -> Option<WriteMode> {
+        self.writes(role).then(|| WriteMode {
             discard: self.options.discard.or(own.discard).unwrap_or(false),
             detect_zeroes: self
                 .options
@@ -206,10 +201,7 @@ impl Opening<'_> {
 
     /// The device of the chain that was opened.
     fn into_device(self) -> Device {
-        let write = self.write_mode();
-        let mut device = Device::new(self.layers, self.options.inspect, write);
-        device.nested = self.nested.into_inner();
-        device
+        Device::new(self.layers, self.options.inspect)
     }
 
     async fn chain(&mut self, top: ImageSpec) -> Result<()> {
@@ -406,6 +398,9 @@ impl Opening<'_> {
             false => None,
         };
         self.layers.push(Layer {
+            write: self.write_mode(&spec.options.common, role),
+            resting: None,
+            nested: self.nested.take(),
             spec,
             image,
             known_data: Default::default(),

@@ -317,6 +317,10 @@ impl FormatImage for SharedImage {
         Box::pin(async move { self.own().await?.close(context.queue).await })
     }
 
+    fn reopen<'a>(&'a mut self, context: Context<'a>) -> Changing<'a> {
+        Box::pin(async move { self.own().await?.reopen(context.queue).await })
+    }
+
     fn as_qcow2(&self) -> Option<&Image> {
         Some(self)
     }

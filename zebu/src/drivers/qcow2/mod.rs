@@ -96,6 +96,8 @@ pub struct Image {
     tasks: shared::Tasks,
     /// If it is open for writing.
     writer: Option<Box<writer::Writer>>,
+    /// How it was written, if it was closed.
+    written: Option<writer::WriteOptions>,
 }
 
 impl Image {

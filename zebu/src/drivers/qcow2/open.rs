@@ -151,6 +151,7 @@ impl OpenImage {
             whole_clusters: false,
             tasks: Default::default(),
             writer: None,
+            written: None,
         })
     }
 

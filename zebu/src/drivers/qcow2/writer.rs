@@ -576,12 +576,28 @@ impl Image {
             && end < self.file_len()
         {
             // Before the file is shorter, so that this holds if the future is dropped meanwhile.
-            self.writer = None;
+            self.end_writing();
             *self.file_len.get_mut() = end;
             storage::set_len(&*self.file, queue, end).await?;
         }
-        self.writer = None;
+        self.end_writing();
         stored.map_err(|error| error.during("Lost persistent bitmaps"))
+    }
+
+    /// It is only read from now on. Its header stays what the disk has.
+    fn end_writing(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            self.header = writer.header().clone();
+            self.written = Some(writer.options);
+        }
+    }
+
+    /// Begins to write again after [`Image::close`].
+    pub(crate) async fn reopen(&mut self, queue: &Queue) -> Result<()> {
+        match self.written {
+            Some(options) if self.writer.is_none() => self.begin_writing(queue, options).await,
+            _ => self.writer().map(drop),
+        }
     }
 
     /// The end of the last cluster in use, at least `from`. The file may have been

@@ -134,6 +134,10 @@ impl FormatImage for Raw {
         Box::pin(self.set_length(context.queue, size, preallocation))
     }
 
+    fn reopen<'a>(&'a mut self, _context: Context<'a>) -> Changing<'a> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     fn as_raw(&self) -> Option<&Raw> {
         Some(self)
     }

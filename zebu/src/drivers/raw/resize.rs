@@ -3,16 +3,9 @@
 use super::Raw;
 use crate::drivers::Preallocation;
 use crate::drivers::preallocate::preallocate;
-use crate::storage::named::NamedFile;
-use crate::storage::{self, Queue, Storage};
+use crate::storage::named::named_file;
+use crate::storage::{self, Queue};
 use crate::{Error, Result};
-
-/// The local file at the bottom of a storage, if there is one.
-fn named_file(storage: &dyn Storage) -> Option<&dyn NamedFile> {
-    storage
-        .named_file()
-        .or_else(|| storage.below().and_then(named_file))
-}
 
 impl Raw {
     pub(super) async fn set_length(

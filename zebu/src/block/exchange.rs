@@ -1,0 +1,317 @@
+//! Exchanging images of a device's chain.
+//!
+//! Each exchange prepares what it needs, and then changes the list of images in one step without an
+//! await. So a future that is dropped, or an error, leaves either the old chain or the new one.
+//!
+//! An image that others are put on *rests*: everything in it is durable, its writer has ended, and its
+//! file is locked like a backing file's. It is woken before it is written again.
+
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::device::{Device, Layer, WriteMode};
+use super::open::MAX_CHAIN;
+use super::read::{Chain, over};
+use crate::drivers::Preallocation;
+use crate::storage::named::named_file;
+use crate::storage::{self, LockRequest, Queue, Storage};
+use crate::{Error, Result};
+
+/// Bytes that are committed at once.
+const COMMITTED: u64 = 1 << 20;
+
+/// What an image had before it rested.
+#[derive(Debug)]
+pub(super) struct Resting {
+    write: WriteMode,
+    locks: Vec<Lock>,
+}
+
+/// A file that is locked: before its image rested, and now.
+#[derive(Debug)]
+struct Lock {
+    storage: Arc<dyn Storage>,
+    before: LockRequest,
+    now: LockRequest,
+}
+
+impl Device {
+    /// Puts an image on top, without a content of its own: what is written from now on goes there, and
+    /// what was the top image stays as it is (an external snapshot). `overlay` is a device of that image
+    /// alone, opened for writing with [`OpenOptions::no_backing`](super::OpenOptions::no_backing); its
+    /// header names what is the top image now.
+    ///
+    /// Everything written so far is durable on return. The file of the old top image is locked like that
+    /// of a backing file from then on, and its bitmaps are stored: they record no more changes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if `overlay` is not such a device, or has another size. Those of
+    /// [`Device::flush`] and of [`Device::close`] for the old top image. The chain is the old one then,
+    /// and can be written unless a flush has failed.
+    pub async fn put_on_top(&mut self, queue: &Queue, overlay: Device) -> Result<()> {
+        let refuse = |why: &str| Err(Error::Refused(why.into()));
+        if !self.is_writable() || !overlay.is_writable() {
+            return Err(Error::os(libc::EPERM));
+        }
+        if overlay.layers.len() != 1 || overlay.top().backing().is_none() {
+            return refuse("What is put on top must be one image that names a backing file");
+        }
+        if overlay.size() != self.size() {
+            return refuse("What is put on top must have the size of the disk");
+        }
+        if self.layers.len() >= MAX_CHAIN {
+            return refuse("The backing chain is too long");
+        }
+        overlay.flush(queue).await?;
+        self.flush(queue).await?;
+        self.layers.splice(0..0, overlay.layers);
+        let Err(error) = self.rest(queue, 1).await else {
+            return Ok(());
+        };
+        self.layers.remove(0);
+        // If it cannot be written any more, each write says so.
+        let _ = self.wake(queue, 0).await;
+        Err(error)
+    }
+
+    /// Takes the top image away, whose content the image below has by now: that one is written from now
+    /// on. The result is a device of the old top image alone, to be closed or dropped.
+    ///
+    /// Whatever was durable in the old top image is durable in the image below on return.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the image below was not open for writing when another one was put on it, or
+    /// has another size. [`Error::Locked`] if another program uses it. [`Error::Io`] if it cannot be
+    /// read or flushed. The chain is the old one then.
+    pub async fn take_off_top(&mut self, queue: &Queue) -> Result<Device> {
+        self.wake_below(queue).await?;
+        if self.layers[1].size() != self.size() {
+            return Err(Error::Refused(
+                "The image below has another size than the disk".into(),
+            ));
+        }
+        let (below, rest) = self.layers[1..].split_first().expect("it is there");
+        let behind = Chain::below(rest);
+        below.image.flush(over(queue, &behind)).await?;
+        let top = self.layers.remove(0);
+        Ok(Device::new(vec![top], self.inspect))
+    }
+
+    /// Writes what the top image has to the image below, which was the top one before
+    /// [`Device::put_on_top`]: the last step before [`Device::take_off_top`]. The disk does not change. An
+    /// image below that is smaller is enlarged. Internal snapshots of the top image show the image below
+    /// where they have nothing of their own, and change with it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Device::take_off_top`], and those of [`Device::write`] and of [`Device::resize`] for the
+    /// image below. The chain is as before, and shows the same; the call may be repeated.
+    pub async fn commit_top(&mut self, queue: &Queue) -> Result<()> {
+        self.wake_below(queue).await?;
+        let size = self.size();
+        let (below, rest) = self.layers[1..].split_first_mut().expect("it is there");
+        let behind = Chain::below(rest);
+        if below.size() < size {
+            let enlarged = below
+                .image
+                .resize(over(queue, &behind), size, Preallocation::Off);
+            enlarged.await?;
+        }
+        let mut at = 0;
+        while at < size {
+            let status = self.status(queue, at, (size - at).min(COMMITTED)).await?;
+            if status.present && status.depth == 0 {
+                self.commit_range(queue, at..at + status.length, status.zero)
+                    .await?;
+            }
+            at += status.length;
+        }
+        Ok(())
+    }
+
+    /// Writes a range of the disk to the image below the top one.
+    async fn commit_range(&self, queue: &Queue, range: Range<u64>, is_zero: bool) -> Result<()> {
+        let (below, rest) = self.layers[1..].split_first().expect("it is there");
+        let behind = Chain::below(rest);
+        let image = &below.image;
+        if is_zero {
+            let zeroed = image.write_zeroes(over(queue, &behind), range, false);
+            return zeroed.await;
+        }
+        let length = (range.end - range.start) as usize;
+        let mut buffer = queue.buffer(length);
+        // SAFETY: the buffer lives until read and write, awaited here, have ended.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        self.read(queue, range.start, &iov).await?;
+        let _stay = image.enter();
+        match image.in_place(range.start, length as u64) {
+            Some((storage, host)) => {
+                let storage = &**image.storage(storage);
+                Ok(storage::write(storage, queue, host.0, &iov).await?)
+            }
+            None => {
+                drop(_stay);
+                image.write(over(queue, &behind), range.start, &iov).await
+            }
+        }
+    }
+
+    /// Replaces what the top image lies on by another chain of the same content, or by nothing if the
+    /// top image has everything, and records its name and the name of its format in the header, durably.
+    /// The result is a device of the old chain below, to be closed or dropped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::set_backing`]. [`Error::Refused`] if the chain would be too long, or if the
+    /// image can tell that it was made for another content. Those of [`Device::close`] for a `below` that
+    /// is open for writing. The chain is the old one then.
+    pub async fn replace_below(
+        &mut self,
+        queue: &Queue,
+        below: Option<Device>,
+        name: Option<&OsStr>,
+        format: Option<&str>,
+    ) -> Result<Option<Device>> {
+        let mut below = below;
+        if below.is_some() != name.is_some() {
+            return Err(Error::Refused(
+                "A backing chain and its name are given together".into(),
+            ));
+        }
+        if let Some(below) = &mut below {
+            if below.layers.len() >= MAX_CHAIN {
+                return Err(Error::Refused("The backing chain is too long".into()));
+            }
+            self.top().image.check_backing(&*below.top().image)?;
+            below.flush(queue).await?;
+            below.rest(queue, 0).await?;
+        }
+        self.set_backing(queue, name, format).await?;
+        let old = self.layers.split_off(1);
+        self.layers.extend(below.into_iter().flat_map(|b| b.layers));
+        Ok((!old.is_empty()).then(|| Device::new(old, self.inspect)))
+    }
+
+    /// Replaces all images by those of another device of the same content (the end of a mirror). Both are
+    /// open for writing, or both are not. The result is a device of the old images, to be closed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the size is another one, or only one of them is open for writing. Those of
+    /// [`Device::flush`], for either. The chain is the old one then.
+    pub async fn replace(&mut self, queue: &Queue, other: Device) -> Result<Device> {
+        if other.size() != self.size() || other.is_writable() != self.is_writable() {
+            return Err(Error::Refused(
+                "A device is replaced by one of the same size that is written like it".into(),
+            ));
+        }
+        self.flush(queue).await?;
+        other.flush(queue).await?;
+        let old = std::mem::replace(&mut self.layers, other.layers);
+        Ok(Device::new(old, self.inspect))
+    }
+
+    /// Wakes the image below the top one.
+    async fn wake_below(&mut self, queue: &Queue) -> Result<()> {
+        let below = self.layers.get(1);
+        if !below.is_some_and(|below| below.write.is_some() || below.resting.is_some()) {
+            return Err(Error::Refused(
+                "The image below was not opened for writing".into(),
+            ));
+        }
+        self.wake(queue, 1).await
+    }
+
+    /// Ends the writing of an image of the chain. If the future is dropped, it may be written still.
+    async fn rest(&mut self, queue: &Queue, depth: usize) -> Result<()> {
+        self.close_below(queue, depth).await?;
+        let layer = &mut self.layers[depth];
+        let Some(write) = layer.write.take() else {
+            return Ok(());
+        };
+        layer.resting = Some(Resting {
+            write,
+            locks: layer.unlock_writing(),
+        });
+        Ok(())
+    }
+
+    /// Makes an image of the chain writable again.
+    async fn wake(&mut self, queue: &Queue, depth: usize) -> Result<()> {
+        let (layers, rest) = self.layers.split_at_mut(depth + 1);
+        let (layer, behind) = (&mut layers[depth], Chain::below(rest));
+        if let Some(resting) = &layer.resting {
+            resting.lock_again()?;
+        }
+        if let Some(resting) = layer.resting.take() {
+            layer.write = Some(resting.write);
+        }
+        let result = layer.image.reopen(over(queue, &behind)).await;
+        if result.is_err() {
+            let _ = self.rest(queue, depth).await;
+        }
+        result
+    }
+
+    /// Ends the writing of an image, if it is written.
+    pub(super) async fn close_below(&mut self, queue: &Queue, depth: usize) -> Result<()> {
+        let (layers, rest) = self.layers.split_at_mut(depth + 1);
+        let (layer, behind) = (&mut layers[depth], Chain::below(rest));
+        match layer.write {
+            Some(_) => layer.image.close(over(queue, &behind)).await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Layer {
+    /// Locks its files like those of a backing file.
+    fn unlock_writing(&self) -> Vec<Lock> {
+        let mut locks = Vec::new();
+        for (nth, storage) in self.storages().into_iter().enumerate() {
+            let now = match nth {
+                0 => self.format().driver().locks[0],
+                _ => LockRequest::DATA_READ,
+            };
+            // The file of an image inside of another one is locked for that one.
+            let Some(file) = named_file(&*storage).filter(|_| !storage.is_stacked()) else {
+                continue;
+            };
+            let before = *crate::lock(file.locked());
+            // It asks for less than before. If the file cannot be locked any more, it stays as it is.
+            if before != LockRequest::NOTHING && file.lock(now).is_ok() {
+                locks.push(Lock {
+                    storage,
+                    before,
+                    now,
+                });
+            }
+        }
+        locks
+    }
+}
+
+impl Resting {
+    /// Takes the locks again that the image had. After an error it has those of a backing file.
+    fn lock_again(&self) -> Result<()> {
+        for (nth, lock) in self.locks.iter().enumerate() {
+            if let Err(error) = lock.take(lock.before) {
+                for taken in &self.locks[..nth] {
+                    let _ = taken.take(taken.now);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lock {
+    fn take(&self, request: LockRequest) -> Result<()> {
+        named_file(&*self.storage).map_or(Ok(()), |file| file.lock(request))
+    }
+}
