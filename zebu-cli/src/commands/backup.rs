@@ -446,36 +446,9 @@ fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
     convert.extend(arguments.no_create.then(|| "-n".into()));
     convert.extend(arguments.progress.then(|| "-p".into()));
     convert.extend(["--".into(), image.into(), arguments.target.clone()]);
-    let status = super::convert::run(invocation, convert)?;
     let is_new_raw = !arguments.no_create && arguments.target_format == "raw";
-    if let Some(length) = disks[disk].raw_length.filter(|_| status == 0 && is_new_raw) {
-        cut_off(&arguments.target, length)?;
-    }
-    Ok(status)
-}
-
-/// Takes the zeroes off that a raw disk which ended within a sector was filled up with. Only of a local file:
-/// what is elsewhere may have a fixed size.
-fn cut_off(target: &OsStr, length: u64) -> Result<(), Failure> {
-    let Ok(spec) = file_of(target) else {
-        return Ok(());
-    };
-    let path = &spec.bottom().path;
-    let is_file = || std::fs::metadata(path).is_ok_and(|found| found.is_file());
-    if !same_file::is_local(&spec) || target == streams::STANDARD || !is_file() {
-        return Ok(());
-    }
-    let cut = || {
-        let file = std::fs::File::options().write(true).open(path)?;
-        file.set_len(length)?;
-        file.sync_all()
-    };
-    cut().map_err(|e| {
-        let (name, why) = (target.shown(), zebu::strerror(&e));
-        Failure::new(format!(
-            "'{name}': its length could not be set to {length}: {why}"
-        ))
-    })
+    let raw_length = disks[disk].raw_length.filter(|_| is_new_raw);
+    super::convert::run_to_length(invocation, convert, raw_length)
 }
 
 fn forget(arguments: &Keep) -> Outcome {

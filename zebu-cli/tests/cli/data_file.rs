@@ -289,6 +289,35 @@ fn files_of_the_chain_are_refused_as_data_file() {
     println!("cases: {cases} requests");
 }
 
+/// The data file of a new image is no other image's: not that of its backing file, which may have its own.
+#[test]
+fn a_new_image_and_its_backing_file_have_data_files_of_their_own() {
+    let lab = Lab::new();
+    let run = |line: &str| {
+        let args: Vec<_> = line.split(' ').map(|word| word.replace('~', " ")).collect();
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        lab.zebu(&args).ok(line);
+    };
+    run("create -q -f qcow2 -o data_file=bd base.q 1M");
+    run("io -c write~-q~-P~7~64k~128k base.q");
+    run("create -q -f qcow2 plain.q 1M");
+    run("io -c write~-q~-P~8~0~192k plain.q");
+    for (base, below) in [("base.q", 7), ("plain.q", 8)] {
+        run(&format!("create -q -f qcow2 -b {base} -F qcow2 over.q"));
+        run("io -c write~-q~-P~9~128k~8k over.q");
+        run(&format!(
+            "convert -O qcow2 -B {base} -F qcow2 -o data_file=nd over.q new.q"
+        ));
+        run("compare over.q new.q");
+        // The rest of the cluster is the base's.
+        run("io -c write~-q~-P~5~66k~512 new.q");
+        run(&format!("io -c read~-q~-P~{below}~64k~2k new.q"));
+        for name in ["over.q", "new.q", "nd"] {
+            std::fs::remove_file(lab.path(name)).unwrap();
+        }
+    }
+}
+
 /// Two images over one that has a data file are written side by side.
 #[test]
 fn the_data_file_of_a_backing_file_is_only_read() {

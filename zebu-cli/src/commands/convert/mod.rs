@@ -23,6 +23,7 @@ use crate::known_options::option_help;
 use crate::named::Named;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
+use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
 use crate::{appliance, open, output, size};
 
@@ -125,6 +126,9 @@ pub struct Arguments {
     /// The sources, then the target; `-` is standard input, or output
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
+    /// The length in bytes of a new raw file that ends within a sector.
+    #[arg(skip)]
+    raw_length: Option<u64>,
 }
 
 impl Arguments {
@@ -169,7 +173,21 @@ const MAX_WORKERS: u64 = 16;
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+    run_parsed(invocation, &super::parse(invocation, arguments)?)
+}
+
+/// Runs the command to a new file, which gets the length `raw_length` if it is raw.
+pub fn run_to_length(
+    invocation: &Invocation,
+    arguments: Vec<OsString>,
+    raw_length: Option<u64>,
+) -> Outcome {
+    let mut arguments: Arguments = super::parse(invocation, arguments)?;
+    arguments.raw_length = raw_length;
+    run_parsed(invocation, &arguments)
+}
+
+fn run_parsed(invocation: &Invocation, arguments: &Arguments) -> Outcome {
     let lists = &arguments.options;
     for list in lists {
         create_options::check_list(list)?;
@@ -179,18 +197,18 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let target = arguments.names.last().map(OsString::as_os_str);
         return output::report(&option_help(format, target));
     }
-    let options = job_options(&arguments)?;
+    let options = job_options(arguments)?;
     if arguments.names.len() < 2 {
         return Err(Failure::new("Must specify image file name"));
     }
-    check_combinations(&arguments)?;
-    let output = export::open(&arguments)?;
+    check_combinations(arguments)?;
+    let output = export::open(arguments)?;
     let shows = arguments.progress && !arguments.quiet;
     let mut progress = match &output {
         None => Progress::begun(shows),
         Some(output) => output.progress(shows),
     };
-    let outcome = run_job(invocation, &arguments, options, output, &mut progress);
+    let outcome = run_job(invocation, arguments, options, output, &mut progress);
     progress.finish(outcome.is_ok());
     outcome
 }
@@ -256,6 +274,15 @@ fn convert(
     let result = jobs::convert(sources.devices, target, options, events);
     let state = || incomplete(queue, arguments.target(), file.as_deref());
     let outcome = ended(result, state)?;
+    if let (Some(length), Some(files)) = (arguments.raw_length, &files) {
+        files.end_within_sector(queue, length).map_err(|e| {
+            let name = arguments.target().shown();
+            let why = zebu::strerror(&e);
+            Failure::new(format!(
+                "{name}: its length could not be set to {length}: {why}"
+            ))
+        })?;
+    }
     let why = sources.unchanged.check();
     why.map_err(|why| Failure::new(format!("{why}; {}", state())))?;
     named.check()?;

@@ -16,14 +16,21 @@ use crate::storage::{CacheMode, EngineKind, LockRequest, OpenFile, Storage};
 use crate::{Error, Result, printable};
 
 impl Opening<'_> {
-    /// The external data file of an image, if it has one.
+    /// The data file that the caller has opened, which is the top image's.
+    fn given_data(&self, role: Role) -> Option<&Arc<dyn Storage>> {
+        self.data.as_ref().filter(|_| role == Role::Top)
+    }
+
+    /// The external data file of an image, if it has one that the caller has not opened.
     fn data_file(
         &self,
         spec: &ImageSpec,
         named: Option<Option<&[u8]>>,
+        role: Role,
     ) -> Result<Option<FileSpec>> {
+        let is_given = self.given_data(role).is_some();
         let Some(name) = named else {
-            return match spec.data_file.is_none() && self.data.is_none() {
+            return match spec.data_file.is_none() && !is_given {
                 true => Ok(None),
                 false => Err(Error::Refused(
                     "'data-file' can only be set for images with an external data file".into(),
@@ -33,7 +40,7 @@ impl Opening<'_> {
         if let Some(data_file) = &spec.data_file {
             return Ok(Some(data_file.clone()));
         }
-        if self.data.is_some() {
+        if is_given {
             return Ok(None);
         }
         let Some(name) = name else {
@@ -171,8 +178,8 @@ impl OtherFiles for Others<'_, '_> {
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>> {
         Box::pin(async move {
             let opening = self.opening;
-            let Some(data_file) = opening.data_file(self.spec, named)? else {
-                return Ok(opening.data.clone());
+            let Some(data_file) = opening.data_file(self.spec, named, self.role)? else {
+                return Ok(opening.given_data(self.role).cloned());
             };
             let data = match opening.only_tables() {
                 true => None,

@@ -407,6 +407,22 @@ impl NewFiles {
         files.map(|file| file.storage().clone()).collect()
     }
 
+    /// Makes a raw image end within its last sector, durably, if its file is a regular one of this machine:
+    /// others may have a fixed size.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn end_within_sector(&self, queue: &Queue, length: u64) -> std::io::Result<()> {
+        let storage = &**self.storage();
+        if storage.named_file().is_none_or(|file| file.is_device()) {
+            return Ok(());
+        }
+        queue.block_on(async {
+            storage::set_len(storage, queue, length).await?;
+            storage::flush(storage, queue).await
+        })
+    }
+
     /// Discards them after an error: what they held is lost already.
     fn keep<T>(&self, queue: &Queue, made: Result<T>) -> Result<T> {
         if made.is_err() {
