@@ -17,6 +17,8 @@ impl Device {
     /// clusters. Those of [`Device::write`].
     pub async fn write_compressed(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let image = self.top_for_writing(offset, iov.len() as u64)?;
+        let range = offset..offset + iov.len() as u64;
+        let _hooked = self.hooked(queue, range).await?;
         let below = self.below();
         image
             .write_compressed(over(queue, &below), offset, iov)
@@ -40,6 +42,12 @@ impl Device {
         for (guest, _) in clusters {
             self.check_range(*guest, 1)?;
         }
+        let size = image.cluster_size().unwrap_or(1);
+        let range = match (clusters.first(), clusters.last()) {
+            (Some(first), Some(last)) => first.0..(last.0 + size).min(self.size()),
+            _ => 0..0,
+        };
+        let _hooked = self.hooked(queue, range).await?;
         let below = self.below();
         image
             .write_packed(over(queue, &below), clusters, data)

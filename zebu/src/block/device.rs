@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::exchange::Resting;
 use super::known_data::KnownData;
 use super::read::Chain;
-use super::{DetectZeroes, ImageSpec};
+use super::{ChangeHook, DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
 use crate::drivers::{AnyImage, BackingName, CheckReport, Format, Raw, StorageId, Vmdk};
 use crate::storage::{self, Event, FileStamp, Iov, OwnedBuffer, Queue, Storage};
@@ -147,6 +147,8 @@ pub struct Device {
     size: AtomicU64,
     /// Opened for the metadata only: reads are refused.
     pub(super) inspect: bool,
+    /// What is told of changes.
+    pub(super) hooks: Vec<Arc<dyn ChangeHook>>,
 }
 
 /// Options of a device that is open for writing.
@@ -175,6 +177,7 @@ impl Device {
             layers,
             size: size.into(),
             inspect,
+            hooks: Vec::new(),
         }
     }
 

@@ -25,6 +25,7 @@ impl Device {
         preallocation: Preallocation,
     ) -> Result<()> {
         self.top_for_writing(0, 0)?;
+        let _hooked = self.hooked(queue, size..self.size().max(size)).await?;
         let device = Resizing(self);
         let (image, below) = device.0.top_mut();
         image.resize(over(queue, &below), size, preallocation).await
@@ -38,6 +39,7 @@ impl Device {
     /// Those of [`Device::write`], and `ENOTSUP` for formats without backing files.
     pub async fn make_empty(&mut self, queue: &Queue) -> Result<()> {
         self.top_for_writing(0, 0)?;
+        let _hooked = self.hooked(queue, 0..self.size()).await?;
         let unmap = self.discards();
         let (image, below) = self.top_mut();
         image.make_empty(over(queue, &below), unmap).await

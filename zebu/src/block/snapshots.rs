@@ -25,6 +25,7 @@ impl Device {
     ///
     /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
+        let _hooked = self.hooked(queue, 0..self.size()).await?;
         let change = async |image: &mut Image| image.snapshot_apply(queue, name).await;
         self.change_snapshots(queue, change).await
     }

@@ -50,10 +50,24 @@ impl Device {
     /// then; until it succeeds, the content of the range is old, new or mixed.
     pub async fn write(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let length = iov.len() as u64;
-        let image = self.top_for_writing(offset, length)?;
+        self.top_for_writing(offset, length)?;
         if length == 0 {
             return Ok(());
         }
+        if !self.hooks.is_empty() {
+            // Rare, and would make the futures of all writes larger.
+            return Box::pin(async {
+                let _hooked = self.hooked(queue, offset..offset + length).await?;
+                self.write_range(queue, offset, iov).await
+            })
+            .await;
+        }
+        self.write_range(queue, offset, iov).await
+    }
+
+    /// [`Device::write`] of a range that is inside the disk and not empty. Hooks were told.
+    async fn write_range(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let (image, length) = (&self.top().image, iov.len() as u64);
         match self.detect_zeroes() {
             DetectZeroes::Off => {}
             _ if !iov.is_zero() => {}
@@ -62,7 +76,7 @@ impl Device {
                     DetectZeroes::Unmap => Zeroing::Unmap,
                     _ => Zeroing::Keep,
                 };
-                return Box::pin(self.write_zeroes(queue, offset, length, zeroing)).await;
+                return Box::pin(self.zero_range(queue, offset, length, zeroing)).await;
             }
         }
         {

@@ -20,10 +20,23 @@ impl Device {
         length: u64,
         zeroing: Zeroing,
     ) -> Result<()> {
-        let image = self.top_for_writing(offset, length)?;
+        self.top_for_writing(offset, length)?;
         if length == 0 {
             return Ok(());
         }
+        let _hooked = self.hooked(queue, offset..offset + length).await?;
+        self.zero_range(queue, offset, length, zeroing).await
+    }
+
+    /// [`Device::write_zeroes`] of a range that is inside the disk and not empty. Hooks were told.
+    pub(super) async fn zero_range(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+        zeroing: Zeroing,
+    ) -> Result<()> {
+        let image = &self.top().image;
         let unmap = zeroing == Zeroing::Unmap && self.discards();
         let below = self.below();
         let range = offset..offset + length;
@@ -45,6 +58,7 @@ impl Device {
     ) -> Result<()> {
         let image = self.top_for_writing(offset, length)?;
         let (below, range) = (self.below(), offset..offset + length);
+        let _hooked = self.hooked(queue, range.clone()).await?;
         image.zero_quickly(over(queue, &below), range).await?;
         // A part of a unit that is not zero all over already needs data.
         let (unit, end) = (image.zero_unit(), offset + length);
@@ -55,7 +69,10 @@ impl Device {
                 return Err(Error::os(libc::EOPNOTSUPP));
             }
         }
-        self.write_zeroes(queue, offset, length, zeroing).await
+        match length {
+            0 => Ok(()),
+            _ => self.zero_range(queue, offset, length, zeroing).await,
+        }
     }
 
     async fn status_is_zero(&self, queue: &Queue, start: u64, end: u64) -> Result<bool> {
@@ -84,6 +101,7 @@ impl Device {
         if length == 0 || !self.discards() {
             return Ok(());
         }
+        let _hooked = self.hooked(queue, offset..offset + length).await?;
         let below = self.below();
         image
             .discard(over(queue, &below), offset..offset + length)

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
-use zebu::block::{Device, Format, OpenOptions, SharedDevice};
+use zebu::block::{ChangeHook, Device, Format, OpenOptions, SharedDevice};
 use zebu::jobs::{self, CreateQcow2, NewBacking};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
 use crate::common::peer::{assert_content, text};
 use crate::common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use crate::hooked::{Backup, COPIED, Mirror};
 use crate::ledger::{BLOCK, Ledger, image_of};
 use crate::load::{Handle, Load, Thread};
 use crate::{BASE, MIDDLE, create, driven, queue_of};
@@ -32,6 +33,9 @@ use crate::{BASE, MIDDLE, create, driven, queue_of};
 const THREADS: u64 = 4;
 /// Images of the chain at most.
 const DEPTH: usize = 6;
+
+/// Kinds of exchanges.
+const KINDS: usize = 10;
 
 /// An image of the chain.
 #[derive(Clone, Debug)]
@@ -52,7 +56,7 @@ struct Run {
     /// The top one first.
     chain: Vec<Layer>,
     names: u64,
-    done: [u64; 8],
+    done: [u64; KINDS],
 }
 
 /// What may be done to the chain.
@@ -66,6 +70,8 @@ enum Exchange {
     Replace,
     Refused,
     Dropped,
+    Backup,
+    Mirror,
 }
 
 impl Run {
@@ -103,7 +109,7 @@ impl Run {
             device: SharedDevice::new(device),
             chain,
             names: 2,
-            done: [0; 8],
+            done: [0; KINDS],
         };
         (run, sequences)
     }
@@ -152,6 +158,8 @@ impl Run {
             Exchange::Replace,
             Exchange::Refused,
             Exchange::Dropped,
+            Exchange::Backup,
+            Exchange::Mirror,
         ]);
         let is_qcow2 = self.chain[0].format == "qcow2";
         let depth = self.chain.len();
@@ -164,6 +172,8 @@ impl Run {
             Exchange::Replace => self.replace(),
             Exchange::Refused => self.refused(),
             Exchange::Dropped => self.dropped(),
+            Exchange::Backup => self.backup(),
+            Exchange::Mirror => self.mirror(),
             _ => return false,
         }
         self.done[exchange as usize] += 1;
@@ -271,8 +281,80 @@ impl Run {
         self.close(old);
     }
 
-    /// The disk is copied to a new image, which takes its place.
-    fn replace(&mut self) {
+    /// A copy of this instant is made while threads write and the chain is exchanged.
+    fn backup(&mut self) {
+        let backup = Arc::new(Backup::new(self.size as u64));
+        let hook: Arc<dyn ChangeHook> = backup.clone();
+        let (queue, size) = (self.queue.clone(), self.size);
+        let change = self.device.change(async |device| {
+            let buffer = queue.buffer(size);
+            let (buffer, read) = device.read_buffer(&queue, 0, buffer, size).await;
+            read?;
+            device.add_hook(hook.clone());
+            Ok(buffer[..size].to_vec())
+        });
+        let now = queue.block_on(change).unwrap();
+        for block in 0..(size as u64).div_ceil(COPIED) {
+            queue.block_on(async {
+                let device = self.device.enter().await.unwrap();
+                backup.copy(&device, &queue, block).await.unwrap();
+            });
+            if self.rng.one_in(100) {
+                self.put_or_take();
+            }
+        }
+        let change = self
+            .device
+            .change(async |device| Ok(device.remove_hook(&hook)));
+        assert!(queue.block_on(change).unwrap());
+        assert!(backup.bytes() == now, "the copy is of another instant");
+    }
+
+    fn put_or_take(&mut self) {
+        match self.chain.get(1) {
+            Some(below) if below.rests => self.take_off(),
+            _ if self.chain.len() < DEPTH => self.put_on(),
+            _ => {}
+        }
+    }
+
+    /// The disk is copied to a new image while threads write and the chain is exchanged. It takes the
+    /// place of the disk when all is copied.
+    fn mirror(&mut self) {
+        let layer = self.target();
+        let copy = open(&self.queue, &self.folder, &layer, self.cache, true);
+        let mirror = Arc::new(Mirror::new(self.size as u64));
+        let hook: Arc<dyn ChangeHook> = mirror.clone();
+        let queue = self.queue.clone();
+        let change = self.device.change(async |device| {
+            device.add_hook(hook.clone());
+            Ok(())
+        });
+        queue.block_on(change).unwrap();
+        for _ in 0..2 * mirror.dirty() {
+            queue.block_on(async {
+                let device = self.device.enter().await.unwrap();
+                mirror.copy(&device, &queue, &copy).await.unwrap();
+            });
+            if self.rng.one_in(200) {
+                self.put_or_take();
+            }
+        }
+        let change = self.device.change(async |device| {
+            while mirror.dirty() > 0 {
+                mirror.copy(device, &queue, &copy).await?;
+            }
+            assert!(device.remove_hook(&hook));
+            device.replace(&queue, copy).await
+        });
+        let old = queue.block_on(change).unwrap();
+        self.close(old);
+        let gone = std::mem::replace(&mut self.chain, vec![layer]);
+        self.remove(&gone);
+    }
+
+    /// An empty image to which the disk is copied.
+    fn target(&mut self) -> Layer {
         let name = self.new_name();
         let layer = match self.rng.one_in(2) {
             true => Layer {
@@ -286,6 +368,12 @@ impl Run {
             let file = fs::File::create(self.folder.join(&layer.name)).unwrap();
             file.set_len(self.size as u64).unwrap();
         }
+        layer
+    }
+
+    /// The disk is copied to a new image, which takes its place.
+    fn replace(&mut self) {
+        let layer = self.target();
         let copy = open(&self.queue, &self.folder, &layer, self.cache, true);
         let (queue, size) = (&self.queue, self.size);
         let change = self.device.change(async |device| {
@@ -477,7 +565,7 @@ fn exchange(least: u64) {
     let least = number("ZEBU_QUEUES_EXCHANGES").unwrap_or(least);
     let first = number("ZEBU_QUEUES_SEED").unwrap_or(1);
     let engines = crate::engines();
-    let (mut done, mut requests, mut kinds) = (0, 0, [0; 8]);
+    let (mut done, mut requests, mut kinds) = (0, 0, [0; KINDS]);
     for seed in first.. {
         let name = format!("ZEBU_QUEUES_SEED={seed} ZEBU_QUEUES_EXCHANGES=1");
         let _note = PrintOnPanic(name.clone());

@@ -23,6 +23,7 @@ mod dirty;
 #[path = "../common/driven.rs"]
 mod driven;
 mod exchanges;
+mod hooked;
 #[path = "../common/ledger.rs"]
 mod ledger;
 #[path = "../common/load.rs"]
