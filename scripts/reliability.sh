@@ -2,11 +2,13 @@
 # Runs every test of what docs/reliability.md promises, and prints a table: test,
 # cases, failures. Ends with 1 if there was any failure.
 #
-# usage: scripts/reliability.sh [--quick | --long] [TEST...]
+# usage: scripts/reliability.sh [--quick | --long | --seconds N] [TEST...]
 #
 # --quick takes some minutes, --long hours; without either it is as much as the
-# slow tests of CI. With names of tests (the first column) only these run. The
-# variables that the tests know (ZEBU_CRASH_STATES and so on) have precedence.
+# slow tests of CI. With --seconds each generator runs for that time, those of one
+# command side by side. With names of tests (the first column) only these run.
+# ZEBU_SEED is the first seed (1), ZEBU_CASES or ZEBU_SECONDS have precedence
+# (zebu-testkit/src/lib.rs).
 #
 # What a test counts is what it prints itself, one line a count; a test that ran
 # nothing has failed. What is not there on a machine is skipped, and said so:
@@ -19,6 +21,11 @@ case ${1:-} in
     --quick | --long)
         amount=${1#--}
         shift
+        ;;
+    --seconds)
+        # All generators of a command at once, however many processors there are.
+        export ZEBU_SECONDS="${2:?a number of seconds}" RUST_TEST_THREADS=64
+        shift 2
         ;;
     -*)
         sed -n 's/^# usage: /usage: /p' "$0" >&2
@@ -109,6 +116,16 @@ skip() {
     row "$name" "" "skipped: $1" ""
 }
 
+# cases N COMMAND...: a part of the test with N cases of each generator, unless
+# another number or a time is asked for.
+cases() {
+    given=${ZEBU_CASES:-${ZEBU_SECONDS:-}}
+    [ -n "$given" ] || export ZEBU_CASES="$1"
+    shift
+    "$@"
+    [ -n "$given" ] || unset ZEBU_CASES
+}
+
 library() {
     run cargo test -p zebu "$@"
 }
@@ -123,15 +140,12 @@ row -------------------- --------- ------------------------------------------ --
 if begin crash-replay; then
     which=$(of at_any_moment at_any_moment_a_hundred_thousand_times \
         at_any_moment_a_hundred_thousand_times)
-    ZEBU_CRASH_STATES=${ZEBU_CRASH_STATES:-$(of 600 10000 200000)}
-    export ZEBU_CRASH_STATES
-    library --test crash -- --include-ignored --nocapture --exact "$which"
-    unset ZEBU_CRASH_STATES
+    cases "$(of 600 10000 200000)" library --test crash -- --include-ignored --nocapture --exact "$which"
     end "states that a power cut may leave"
 fi
 if begin faults; then
     which=$(of some_operations_fail each_operation_fails_in_turn each_operation_fails_in_turn)
-    library --test crash -- --include-ignored --nocapture --exact "faults::$which"
+    library --test crash -- --include-ignored --nocapture --exact "faults::$which" damaged::damage_makes_a_change_fail
     end "operations failed, each in its own run"
 fi
 if begin write-errors; then
@@ -143,38 +157,30 @@ if begin dropped; then
     end "requests abandoned at an await point"
 fi
 if begin simulator; then
-    ZEBU_SIM_SECONDS=${ZEBU_SIM_SECONDS:-$(of 30 300 14400)}
-    export ZEBU_SIM_SECONDS
+    given=${ZEBU_SECONDS:-${ZEBU_CASES:-}}
+    [ -n "$given" ] || export ZEBU_SECONDS="$(of 30 300 14400)"
     run cargo test -p zebu-sim -- --nocapture
-    unset ZEBU_SIM_SECONDS
+    [ -n "$given" ] || unset ZEBU_SECONDS
     end "simulations of 120 steps"
 fi
 if begin new-images; then
-    ZEBU_NEW_IMAGES=${ZEBU_NEW_IMAGES:-$(of 6 60 600)}
-    export ZEBU_NEW_IMAGES
     library --test crash -- --nocapture new_images
-    ZEBU_OLD_CONTENT=${ZEBU_OLD_CONTENT:-$(of 12 100 1000)} ZEBU_WRITTEN_NAMES=${ZEBU_WRITTEN_NAMES:-$(of 60 1000 10000)}
-    export ZEBU_OLD_CONTENT ZEBU_WRITTEN_NAMES
-    program --test cli -- --nocapture new_formats:: old_content:: written_names::
-    unset ZEBU_NEW_IMAGES ZEBU_OLD_CONTENT ZEBU_WRITTEN_NAMES
+    cases "$(of 6 60 600)" program --test cli -- --nocapture new_formats::
+    cases "$(of 24 200 2000)" program --test cli -- --nocapture old_content::
+    cases "$(of 60 1000 10000)" program --test cli -- --nocapture written_names::
     end "conversions, and states of new images"
 fi
 if begin formats; then
     images=$(of 6 20 200)
-    export ZEBU_SMALL_IMAGES="${ZEBU_SMALL_IMAGES:-$images}" ZEBU_VMDK_IMAGES="${ZEBU_VMDK_IMAGES:-$images}" \
-        ZEBU_VHDX_IMAGES="${ZEBU_VHDX_IMAGES:-$images}" ZEBU_VDI_IMAGES="${ZEBU_VDI_IMAGES:-$images}"
-    export ZEBU_VMDK_DAMAGED="${ZEBU_VMDK_DAMAGED:-$((3 * images))}" \
-        ZEBU_VHDX_DAMAGE="${ZEBU_VHDX_DAMAGE:-$(of 2 5 50)}"
-    program --test small_formats -- --nocapture
-    program --test cli -- --nocapture vmdk vhdx:: vdi::
-    unset ZEBU_SMALL_IMAGES ZEBU_VMDK_IMAGES ZEBU_VHDX_IMAGES ZEBU_VDI_IMAGES \
-        ZEBU_VMDK_DAMAGED ZEBU_VHDX_DAMAGE
+    cases "$images" program --test small_formats -- --nocapture --skip damaged
+    cases "$((60 * images))" program --test small_formats -- --nocapture damaged
+    cases "$images" program --test cli -- --nocapture vmdk vhdx:: vhdx_create:: vdi:: --skip damaged
+    cases "$((10 * images))" program --test cli -- --nocapture damaged_sparse damaged_descriptors damaged_images
     end "images of other formats"
 fi
 if begin spelling; then
-    export ZEBU_SPELLINGS="${ZEBU_SPELLINGS:-$(of 20 100 2000)}"
-    program --test spelling -- --nocapture
-    unset ZEBU_SPELLINGS
+    cases "$(of 20 100 2000)" program --test spelling -- --nocapture
+    cases "$(of 300 1000 20000)" program --test cli -- --nocapture damaged_appliances
     end "spellings of containers"
 fi
 if begin broken-rules; then
@@ -187,53 +193,47 @@ if begin full-disk; then
     end "writes to a full ext4"
 fi
 if begin killed; then
-    program --test cli -- --nocapture killed::
+    program --test cli -- --nocapture killed:: --skip backup_killed
     end "kills (SIGKILL) in the middle of I/O"
 fi
 if begin bitmaps; then
-    ZEBU_BITMAP_CASES=${ZEBU_BITMAP_CASES:-$(of 4 12 300)}
-    ZEBU_BITMAP_DAMAGED=${ZEBU_BITMAP_DAMAGED:-$(of 4 12 300)}
-    ZEBU_DAEMON_CASES=${ZEBU_DAEMON_CASES:-$(of 3 6 300)}
-    export ZEBU_BITMAP_CASES ZEBU_BITMAP_DAMAGED ZEBU_DAEMON_CASES
-    program --test cli -- --nocapture bitmap:: storage_daemon:: nbd_bitmaps::
-    unset ZEBU_BITMAP_CASES ZEBU_BITMAP_DAMAGED ZEBU_DAEMON_CASES
+    cases "$(of 4 12 300)" program --test cli -- --nocapture bitmap:: bitmap_damage:: nbd_bitmaps::
+    cases "$(of 3 6 300)" program --test cli -- --nocapture storage_daemon::
     end "images whose bitmaps are changed or damaged"
 fi
 if begin backups; then
-    ZEBU_KILLS=${ZEBU_KILLS:-$(of 20 60 10000)}
-    ZEBU_DAMAGED_SETS=${ZEBU_DAMAGED_SETS:-$(of 10 25 1000)}
-    ZEBU_GUEST_HEADERS=${ZEBU_GUEST_HEADERS:-$(of 6 30 1000)}
-    export ZEBU_KILLS ZEBU_DAMAGED_SETS ZEBU_GUEST_HEADERS
-    program --test cli -- --nocapture backup:: backup_
-    unset ZEBU_KILLS ZEBU_DAMAGED_SETS ZEBU_GUEST_HEADERS
+    cases "$(of 20 60 10000)" program --test cli -- --nocapture backup_killed:: backup_power_cut::
+    cases "$(of 10 25 1000)" program --test cli -- --nocapture backup_damage:: backup_source::
+    program --test cli -- --nocapture backup --skip backup_killed:: --skip backup_power_cut:: \
+        --skip backup_damage:: --skip backup_source::
     end "kills, power cuts, damaged sets, headers"
 fi
 if begin sources-change; then
-    ZEBU_CHANGES=${ZEBU_CHANGES:-$(of 15 150 3000)}
-    ZEBU_HTTP_ROUNDS=${ZEBU_HTTP_ROUNDS:-$(of 12 100 2000)}
-    export ZEBU_CHANGES ZEBU_HTTP_ROUNDS
-    program --test cli -- --nocapture source_changes:: http::no_read_has
-    unset ZEBU_CHANGES ZEBU_HTTP_ROUNDS
+    cases "$(of 15 150 3000)" program --test cli -- --nocapture source_changes:: http::no_read_has
     end "sources changed while they were read"
+fi
+if begin cache; then
+    cases "$(of 3 12 300)" program --test cli -- --nocapture cache_dir::
+    end "processes with one cache"
+fi
+if begin arguments; then
+    cases "$(of 120 1500 20000)" program --test arguments -- --nocapture
+    end "lists of arguments"
 fi
 if begin hostile-named; then
     library --test hostile -- --nocapture images:: history:: --skip generated
     end "images made by hand, and what is done"
 fi
 if begin hostile-generated; then
-    ZEBU_HOSTILE_RUNS=${ZEBU_HOSTILE_RUNS:-$(of 200 2000 100000)}
-    export ZEBU_HOSTILE_RUNS
-    library --test hostile -- --nocapture generated changes:: damaged_images
-    program --test cli -- --nocapture io_language::
-    program --test cli -- --nocapture vhost_bad_input::any_bytes
-    unset ZEBU_HOSTILE_RUNS
+    runs=$(of 200 2000 100000)
+    cases "$runs" library --test hostile -- --nocapture generated changes:: damaged_images chains_are_read
+    cases "$runs" program --test cli -- --nocapture io_language:: vhost_bad_input::any_bytes
+    cases "$(of 20 60 1000)" program --test cli -- --nocapture short_memory:: control_characters
     end "images, names, scripts and guests"
 fi
 if begin damage; then
-    ZEBU_DAMAGE_RUNS=${ZEBU_DAMAGE_RUNS:-$(of 1500 10000 200000)}
-    export ZEBU_DAMAGE_RUNS
-    library --test damage -- --nocapture
-    unset ZEBU_DAMAGE_RUNS
+    cases "$(of 1500 10000 200000)" library --test damage -- --nocapture --exact damage_then_work
+    cases "$(of 3 3 60)" library --test damage -- --nocapture --skip damage_then_work
     end "images damaged, and worked with"
 fi
 if begin guests; then
@@ -254,59 +254,44 @@ if begin locks; then
     end "pairs of uses, zebu's and QEMU's"
 fi
 if begin together; then
-    ZEBU_TOGETHER_RUNS=${ZEBU_TOGETHER_RUNS:-$(of 20 500 20000)}
-    export ZEBU_TOGETHER_RUNS
-    program --test together -- --nocapture
-    unset ZEBU_TOGETHER_RUNS
+    cases "$(of 20 500 20000)" program --test together -- --nocapture
     end "runs of two programs at once"
 fi
 if begin sessions; then
-    ZEBU_SESSIONS_STEPS=${ZEBU_SESSIONS_STEPS:-$(of 120 2000 100000)}
-    export ZEBU_SESSIONS_STEPS
-    program --test sessions -- --nocapture --exact sessions
-    unset ZEBU_SESSIONS_STEPS
+    cases "$(of 120 2000 100000)" program --test sessions -- --nocapture --exact sessions
+    cases "$(of 24 200 10000)" program --test sessions -- --nocapture \
+        targets_that_the_source_reads snapshots_over_other_sizes
     end "steps of zebu and QEMU in turn"
 fi
 if begin server-memory; then
-    ZEBU_SERVER_MEMORY=${ZEBU_SERVER_MEMORY:-$(of 6 60 600)}
-    export ZEBU_SERVER_MEMORY
-    program --test cli -- --nocapture server_memory::
-    unset ZEBU_SERVER_MEMORY
+    cases "$(of 6 60 600)" program --test cli -- --nocapture server_memory::
     end "loads of servers whose memory is measured"
 fi
 if begin blkdebug; then
-    ZEBU_BLKDEBUG_RUNS=${ZEBU_BLKDEBUG_RUNS:-$(of 60 1500 20000)}
-    ZEBU_NESTED_RUNS=${ZEBU_NESTED_RUNS:-$(of 150 4000 20000)}
-    export ZEBU_BLKDEBUG_RUNS ZEBU_NESTED_RUNS
-    program --test cli -- --nocapture blkdebug:: nested_drivers::
-    unset ZEBU_BLKDEBUG_RUNS ZEBU_NESTED_RUNS
+    cases "$(of 60 1500 20000)" program --test cli -- --nocapture blkdebug::
+    cases "$(of 150 4000 20000)" program --test cli -- --nocapture nested_drivers::
     end "scripts with injected errors, nested drivers"
 fi
 if begin one-thread; then
-    ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 3000 100000 2000000)}
-    export ZEBU_MODEL_STEPS
-    library --test model -- --nocapture one_thread every_kind_of_image
+    cases "$(of 3000 100000 2000000)" library --test model -- --nocapture --exact one_thread
+    library --test model -- --nocapture every_kind_of_image
     end "requests, each with one right result"
-    unset ZEBU_MODEL_STEPS
 fi
 if begin many-threads; then
-    ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 6000 100000 2000000)}
-    export ZEBU_MODEL_STEPS
-    library --test model -- --nocapture many_threads
+    cases "$(of 6000 100000 2000000)" library --test model -- --nocapture --exact many_threads
     library --test library -- --nocapture same_cluster::
-    unset ZEBU_MODEL_STEPS
     end "requests that overlap"
 fi
 if begin many-queues; then
-    ZEBU_QUEUES_REQUESTS=${ZEBU_QUEUES_REQUESTS:-$(of 30000 300000 20000000)}
-    export ZEBU_QUEUES_REQUESTS
-    library --test many_queues -- --nocapture --exact many_queues
-    unset ZEBU_QUEUES_REQUESTS
+    cases "$(of 30000 300000 20000000)" library --test many_queues -- --nocapture --exact many_queues
     end "verified requests of 4 to 16 threads"
 fi
+if begin exchanges; then
+    cases "$(of 200 5000 100000)" library --test many_queues -- --nocapture exchanged
+    end "exchanges of a device's chain under load"
+fi
 if begin interleavings; then
-    export ZEBU_INTERLEAVINGS=100000
-    run cargo test -p zebu --features interleavings --lib interleavings -- --nocapture
+    cases 100000 run cargo test -p zebu --features interleavings --lib interleavings -- --nocapture
     end "schedules (shuttle)"
 fi
 if begin miri; then
@@ -327,7 +312,7 @@ if begin thread-sanitizer; then
         host=$(rustc -vV | sed -n 's/^host: //p')
         # The kernel's writes into a ring are not seen by it: emulated I/O only.
         run env RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/tsan \
-            ZEBU_QUEUES_ENGINE=threads ZEBU_QUEUES_REQUESTS="$(of 10000 50000 1000000)" \
+            ZEBU_ONLY=threads ZEBU_CASES="$(of 10000 50000 1000000)" \
             cargo +nightly test -Zbuild-std --target "$host" \
             -p zebu --test many_queues -- --nocapture --exact many_queues
         end "verified requests under ThreadSanitizer"
@@ -336,7 +321,7 @@ if begin thread-sanitizer; then
     fi
 fi
 if begin fuzz; then
-    seconds=${ZEBU_FUZZ_SECONDS:-$(of 0 0 3600)}
+    seconds=${ZEBU_SECONDS:-$(of 0 0 3600)}
     if ! cargo fuzz --version > /dev/null 2>&1; then
         skip "no cargo-fuzz"
     elif [ ! -d fuzz/corpus ]; then

@@ -37,7 +37,7 @@ checks() {
     sh scripts/public-api.sh
     python3 scripts/sbom.py --check
     # The crates can be packed; building them from that is for releases.
-    cargo package --workspace --exclude zebu-bench --exclude zebu-sim --exclude zebu-public-api --no-verify --allow-dirty --quiet
+    cargo package --workspace --exclude zebu-bench --exclude zebu-sim --exclude zebu-testkit --exclude zebu-public-api --no-verify --allow-dirty --quiet
     # The library alone.
     cargo check -p zebu --no-default-features --quiet
     # What threads share, in many interleavings, under a scheduler.

@@ -2,7 +2,7 @@
 //! misplaced writes are detected.
 
 use crate::disk::SECTOR;
-use crate::rng::Rng;
+use zebu_testkit::Rng;
 
 /// The content of a sector: the step that wrote it, the number of a base, or [`ZERO`].
 pub type Tag = u32;

@@ -12,8 +12,8 @@ use zebu::storage::Queue;
 
 use crate::content::{self, Tag};
 use crate::disk::{Disk, SECTOR};
-use crate::rng::Rng;
 use crate::sched;
+use zebu_testkit::Rng;
 
 /// The formats of new images.
 pub const FORMATS: &[&str] = &[

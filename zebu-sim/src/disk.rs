@@ -25,7 +25,7 @@ use zebu::storage::{
 
 use crate::names::{Folder, Opened};
 use crate::programs::{self, Turns};
-use crate::rng::Rng;
+use zebu_testkit::Rng;
 
 /// The atomic unit of writes, in bytes.
 pub const SECTOR: u64 = 512;

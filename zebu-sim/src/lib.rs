@@ -26,8 +26,6 @@ pub mod disk;
 pub mod model;
 pub mod names;
 pub mod programs;
-#[path = "../../zebu/tests/common/rng.rs"]
-pub mod rng;
 pub mod run;
 pub mod sched;
 pub mod shrink;

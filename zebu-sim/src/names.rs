@@ -11,7 +11,7 @@ use zebu::storage::{LockRequest, OpenFile, Permissions, Storage};
 
 use crate::disk::{Disk, File};
 use crate::programs;
-use crate::rng::Rng;
+use zebu_testkit::Rng;
 
 /// The byte that a program locks to write.
 const HELD_WRITE: i64 = 101;

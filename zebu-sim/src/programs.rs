@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::disk::Disk;
-use crate::rng::Rng;
 use crate::sched;
 use crate::shrink::quietly;
+use zebu_testkit::Rng;
 
 thread_local! {
     /// The number of this thread's program.

@@ -20,7 +20,7 @@ fn keep_panics() {
     HOOK.call_once(|| {
         let print = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if !SIMULATES.get() || std::env::var_os("ZEBU_SIM_BACKTRACE").is_some() {
+            if !SIMULATES.get() || zebu_testkit::trace() {
                 return print(info);
             }
             let place = info.location().map(ToString::to_string);

@@ -10,7 +10,7 @@ use zebu::storage::CacheMode;
 
 use crate::deeds::Deed;
 use crate::disk::{Class, Cut, Failure, Fault};
-use crate::rng::Rng;
+use zebu_testkit::Rng;
 
 /// A simulation.
 #[derive(Clone, Debug)]

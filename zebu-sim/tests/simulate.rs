@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use zebu_sim::deeds::Deed;
 use zebu_sim::shrink::{attempt, shrink};
 use zebu_sim::steps::{Before, Pair, PairStop, Scenario, Step, What};
+use zebu_testkit::cases;
 
 /// Steps of each simulation.
 const STEPS: usize = 120;
@@ -14,29 +15,11 @@ fn scenario(seed: u64) -> Scenario {
     Scenario::random(seed, STEPS, &[])
 }
 
-fn number(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(
-        value
-            .parse()
-            .unwrap_or_else(|e| panic!("{name}={value}: {e}")),
-    )
-}
-
 #[test]
 fn any_seed() {
-    // A given number of seeds, or as many as there is time for.
-    let first = number("ZEBU_SIM_SEED").unwrap_or(1);
-    let count = number("ZEBU_SIM_SEEDS");
-    let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(15));
-    let limit = seconds.map(Duration::from_secs);
-    let start = Instant::now();
-    let (mut runs, mut steps) = (0, 0);
-    for seed in first.. {
-        let is_late = limit.is_some_and(|limit| start.elapsed() >= limit);
-        if is_late || count.is_some_and(|count| runs >= count) {
-            break;
-        }
+    let mut steps = 0;
+    let seeds = cases(u64::MAX, format!("simulations of {STEPS} steps"));
+    for seed in seeds.for_time(Duration::from_secs(15)) {
         let scenario = scenario(seed);
         match attempt(&scenario) {
             Ok(report) => steps += report.steps,
@@ -48,26 +31,17 @@ fn any_seed() {
                 );
             }
         }
-        runs += 1;
     }
-    println!("cases: {runs} simulations of {STEPS} steps ({steps})");
+    println!("{steps} steps");
 }
 
 /// As [`any_seed`], with nothing but two programs and one name.
 #[test]
 fn any_two_programs() {
     const STEPS: usize = 10;
-    let first = number("ZEBU_SIM_SEED").unwrap_or(1);
-    let count = number("ZEBU_SIM_SEEDS");
-    let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(10));
-    let limit = seconds.map(Duration::from_secs);
-    let start = Instant::now();
-    let mut runs = 0;
-    for seed in first.. {
-        let is_late = limit.is_some_and(|limit| start.elapsed() >= limit);
-        if is_late || count.is_some_and(|count| runs >= count) {
-            break;
-        }
+    let seeds = cases(u64::MAX, "pairs of programs");
+    let mut seeds = seeds.for_time(Duration::from_secs(10));
+    while let Some(seed) = seeds.next() {
         let scenario = Scenario::of_programs(seed, STEPS);
         if let Err(failure) = attempt(&scenario) {
             let (least, least_failure) = shrink(&scenario, &failure, 500);
@@ -76,9 +50,8 @@ fn any_two_programs() {
                  again: cargo run -p zebu-sim -- --programs --seed {seed} --steps {STEPS}"
             );
         }
-        runs += 1;
+        seeds.add(STEPS as u64);
     }
-    println!("cases: {} pairs of programs", runs as usize * STEPS);
 }
 
 /// Two programs do this with one name, in the turns of each of so many seeds.

@@ -2,8 +2,7 @@
 //! programs run with each list on the same files. Status, first line of standard error, standard
 //! output and all files must be the same, except for the differences that `intended.rs` lists.
 //!
-//! `ZEBU_ARGUMENTS_CASES` is the number of lists (120), `ZEBU_ARGUMENTS_SEED` the first seed.
-//! `ZEBU_ARGUMENTS_ALL=1` continues after a difference and counts them.
+//! With `ZEBU_ALL` a test continues after a difference, and counts them.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -19,7 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Answer, Lab, Limits, Rng, bytes, comparable, env_number, peer};
+use common::{Answer, Lab, Limits, Rng, bytes, comparable, peer};
 
 /// The files that every list finds in its folder.
 const FILES: &str = "create base.q 4M; io base.q: write -P 1 0 1M | write -P 2 2M 300k; \
@@ -225,11 +224,8 @@ fn generated_argument_lists() {
         return;
     }
     let template = files(&template());
-    let first = env_number("ZEBU_ARGUMENTS_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_ARGUMENTS_CASES").unwrap_or(40);
-    let go_on = std::env::var_os("ZEBU_ARGUMENTS_ALL").is_some();
     let (mut intended, mut differing) = (0, 0);
-    for seed in first..first + cases {
+    for seed in zebu_testkit::cases(40, "argument lists") {
         let args = grammar::arguments(&mut Rng::new(seed));
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let (ours, theirs) = (lay_out(&template), lay_out(&template));
@@ -243,12 +239,10 @@ fn generated_argument_lists() {
             continue;
         }
         let text = format!("seed {seed}: {args:?}\n {}", found.all.join("\n "));
-        assert!(go_on, "{text}");
+        assert!(zebu_testkit::all(), "{text}");
         println!("DIFFERS {text}");
         differing += 1;
     }
-    println!(
-        "\ncases: {cases} argument lists, {intended} differ as intended, {differing} otherwise"
-    );
+    println!("{intended} differ as intended, {differing} otherwise");
     assert_eq!(differing, 0);
 }

@@ -158,8 +158,7 @@ fn a_damaged_set_loses_nothing_more() {
         all.filter(|point| restore(*point) == Some(true))
             .collect::<Vec<_>>()
     };
-    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(8);
-    for seed in 0..cases {
+    for seed in zebu_testkit::cases(8, "damaged sets").from(0) {
         copy_state(&start.path(""), &lab.path(""));
         let (what, is_seen) = damage(&lab, &mut Rng::new(seed));
         let what = format!("seed {seed}: {what}");
@@ -219,5 +218,4 @@ fn a_damaged_set_loses_nothing_more() {
             "{what}: {verified:?}"
         );
     }
-    println!("cases: {cases} damaged sets");
 }

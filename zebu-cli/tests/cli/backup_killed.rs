@@ -100,11 +100,8 @@ fn a_backup_may_be_killed_at_any_call() {
     let count = fs::read_to_string(lab.path("count")).expect("a count");
     let calls: u64 = count.parse().expect("a number");
     assert!(calls > 50, "{calls}");
-    let kills = crate::common::env_number("ZEBU_KILLS")
-        .unwrap_or(20)
-        .min(calls);
-    for nth in 0..kills {
-        let at = 1 + nth * calls / kills;
+    for seed in zebu_testkit::cases(20, "kills") {
+        let at = 1 + zebu_testkit::spread(seed, calls);
         copy_state(&start.path(""), &lab.path(""));
         run(at);
         for point in points(&lab) {
@@ -119,7 +116,7 @@ fn a_backup_may_be_killed_at_any_call() {
         };
         verify("killed");
         // The kill may be noticed by another change of the set before the next backup.
-        if nth % 2 == 1 {
+        if seed % 2 == 1 {
             let keep = ["backup", "keep", "set", "2"];
             lab.zebu(&keep).ok(&format!("call {at}: keep"));
             verify("keep");
@@ -150,7 +147,6 @@ fn a_backup_may_be_killed_at_any_call() {
             assert!(!name.to_string_lossy().ends_with(".part"), "call {at}");
         }
     }
-    println!("cases: {kills} kills");
 }
 
 fn assert_clean_but_leaks(lab: &Lab, at: u64) {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::backup::{backup, content, copy_state, points, restored, zebu_io};
-use crate::common::{Lab, Limits, env_number};
+use crate::common::{Lab, Limits, spread};
 
 /// The library. It refuses io_uring, whose syncs it could not see.
 ///
@@ -233,7 +233,6 @@ fn judge(lab: &Lab, saved: &BTreeMap<u64, Vec<u8>>, what: &str) {
     lab.zebu(&["backup", "verify", "set"]).ok(what);
 }
 
-/// `ZEBU_KILLS` is the number of calls at which the power is cut.
 #[test]
 fn the_power_may_be_cut_at_any_call() {
     let lab = Lab::new();
@@ -258,19 +257,17 @@ fn the_power_may_be_cut_at_any_call() {
     let calls = fs::read_to_string(lab.path("count")).expect("a count");
     let calls: u64 = calls.parse().expect("a number");
     assert!(calls > 30, "{calls}");
-    let cuts = env_number("ZEBU_KILLS").unwrap_or(8).min(calls);
-    let mut states = 0;
-    // The last one is after the end.
-    for nth in 0..=cuts {
-        let at = 1 + nth * calls / cuts;
+    let mut seeds = zebu_testkit::cases(9, "power cuts");
+    while let Some(seed) = seeds.next() {
+        // The last one is after the end.
+        let at = 1 + spread(seed, calls + 1);
         copy_state(&start.path(""), &lab.path(""));
         run_until(&lab, &library, at);
         for (names, contents) in [(true, true), (true, false), (false, true)] {
             cut(&lab, &after, names, contents);
             let what = format!("call {at}, names {names}, contents {contents}");
             judge(&after, &saved, &what);
-            states += 1;
+            seeds.add(1);
         }
     }
-    println!("cases: {states} power cuts at {cuts} calls of {calls}");
 }

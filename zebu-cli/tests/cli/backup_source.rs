@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::backup::{points, refused, restored};
 use super::source_changes::is_stopped;
-use crate::common::{Lab, Rng, env_number, program};
+use crate::common::{Lab, Rng, program};
 
 /// Writes the header of a qcow2 image over a secret file to the start of `file`, as a guest can.
 fn make_header(lab: &Lab, file: &str) {
@@ -81,10 +81,9 @@ fn a_guest_does_not_choose_the_format_of_its_disk() {
 /// disk as it is, and is the disk or fails.
 #[test]
 fn whatever_a_guest_writes_its_disk_stays_raw() {
-    let seed = env_number("ZEBU_GUEST_HEADERS_SEED").unwrap_or(1);
-    let rounds = env_number("ZEBU_GUEST_HEADERS").unwrap_or(6);
-    let mut rng = Rng::new(seed);
-    for round in 0..rounds {
+    let mut seeds = zebu_testkit::cases(6, "backups of what a guest wrote");
+    while let Some(seed) = seeds.next() {
+        let mut rng = Rng::new(seed);
         let lab = Lab::new();
         raw_disk(&lab, "disk");
         let mut args = DISK.to_vec();
@@ -98,7 +97,7 @@ fn whatever_a_guest_writes_its_disk_stays_raw() {
             match what {
                 "qcow2" => make_header(&lab, "disk"),
                 "luks" => bytes[..8].copy_from_slice(b"LUKS\xba\xbe\0\x01"),
-                "data" => bytes[rng.below(1 << 19) as usize..][..4096].fill(round as u8),
+                "data" => bytes[rng.below(1 << 19) as usize..][..4096].fill(seed as u8),
                 "nothing" => bytes[..64 << 10].fill(0),
                 format => {
                     let args = ["convert", "-f", "raw", "-O", format, "small", "image"];
@@ -128,7 +127,7 @@ fn whatever_a_guest_writes_its_disk_stays_raw() {
                 }
             }
             let answer = lab.zebu(&args);
-            let case = format!("seed {seed}, round {round}: {done:?}: {answer:?}");
+            let case = format!("seed {seed}: {done:?}: {answer:?}");
             assert!(
                 fs::read(lab.path("disk")).unwrap() == bytes,
                 "{case}: it was written"
@@ -145,7 +144,7 @@ fn whatever_a_guest_writes_its_disk_stays_raw() {
             }
             lab.zebu(&["backup", "verify", "set"]).ok(&case);
         }
-        println!("cases: 4");
+        seeds.add(4);
     }
 }
 

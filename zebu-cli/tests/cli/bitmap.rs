@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::common::part;
 use crate::common::rng::Rng;
 use crate::common::server::{have, wait_until};
-use crate::common::{Answer, Lab, Limits, comparable, env_number, peer};
+use crate::common::{Answer, Lab, Limits, comparable, peer};
 use serde_json::{Value, json};
 
 /// The dirty ranges of a bitmap, in bytes, as QEMU reads them.
@@ -318,9 +318,7 @@ fn sessions_in_turn_with_qemu() {
     if !ready() {
         return;
     }
-    let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_BITMAP_CASES").unwrap_or(5);
-    for seed in first..first + cases {
+    for seed in zebu_testkit::cases(5, "images whose bitmaps change") {
         let mut random = Rng::new(seed);
         let kind = KINDS[random.below(KINDS.len() as u64) as usize];
         let (ours, theirs) = (Lab::new(), Lab::new());

@@ -7,7 +7,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::bitmap::{bitmaps, dirty, listed, ready};
-use crate::common::{Lab, Rng, env_number, part};
+use crate::common::{Cases, Lab, Rng, part};
 
 /// Where the bitmaps of an image are: directory, its length, and each entry with its table.
 struct Places {
@@ -497,22 +497,18 @@ fn damage(random: &mut Rng, lab: &Lab, file: &str, regions: &[Range<u64>]) -> St
 }
 
 /// Damage of bitmaps neither changes what the disk reads nor prevents that it is written.
-///
-/// `ZEBU_BITMAP_DAMAGED` is the number of images of each kind, `ZEBU_BITMAP_SEED` the first seed.
 #[test]
 fn damage_of_bitmaps_leaves_the_disk_alone() {
     if !ready() {
         return;
     }
-    let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(4);
     for kind in DAMAGED {
-        damage_leaves_the_disk_alone(kind, first..first + cases);
+        let seeds = zebu_testkit::cases(4, format!("damaged bitmaps ({kind})"));
+        damage_leaves_the_disk_alone(kind, seeds.share(1, DAMAGED.len()));
     }
-    println!("cases: {} damaged bitmaps", cases * DAMAGED.len() as u64);
 }
 
-fn damage_leaves_the_disk_alone(kind: &str, seeds: Range<u64>) {
+fn damage_leaves_the_disk_alone(kind: &str, seeds: Cases) {
     let lab = Lab::new();
     lab.make(kind);
     lab.make(

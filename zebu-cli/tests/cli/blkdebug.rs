@@ -1,20 +1,11 @@
 //! Injected errors (blkdebug). With the same rules, the same commands must fail in zebu and qemu-io
 //! and leave the same data. A command of the program whose request fails must leave a consistent
 //! image.
-//!
-//! `ZEBU_BLKDEBUG_RUNS` is the number of runs of each test, `ZEBU_BLKDEBUG_SEED` the first seed. A
-//! failure prints its seed.
 
 use std::fs;
 
 use crate::common::pair::Pair;
-use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number};
-
-/// The seeds of a test.
-fn seeds(default: u64) -> std::ops::Range<u64> {
-    let first = env_number("ZEBU_BLKDEBUG_SEED").unwrap_or(1);
-    first..first + env_number("ZEBU_BLKDEBUG_RUNS").unwrap_or(default)
-}
+use crate::common::{Answer, Lab, Rng, beyond_qemu, cases};
 
 /// A rule: its section, and keys with values.
 struct Rule(&'static str, Vec<(&'static str, String)>);
@@ -181,7 +172,7 @@ fn raw_requests_fail_as_with_qemu() {
     let content: Vec<u8> = (0..SECTORS * 512).map(|i| (i / 512 + i) as u8).collect();
     let pair = Pair::new("");
     let mut failed = 0;
-    for seed in seeds(30) {
+    for seed in cases(30, "scripts with injected errors") {
         let mut rng = Rng::new(seed);
         for lab in [&pair.ours, &pair.theirs] {
             fs::write(lab.path("r.raw"), &content).unwrap();
@@ -236,7 +227,7 @@ fn qcow2_requests_fail_as_with_qemu() {
             .ok("base.q");
     }
     let mut scripts = 0;
-    for seed in seeds(20) {
+    for seed in cases(20, "scripts with injected errors") {
         let mut rng = Rng::new(seed);
         for lab in [&pair.ours, &pair.theirs] {
             fs::copy(lab.path("base.q"), lab.path("a.q")).unwrap();
@@ -374,7 +365,7 @@ fn failed_commands_leave_consistent_images() {
     fs::copy(lab.path("top.q"), lab.path("top0.q")).unwrap();
     let [base, top] = ["base.q", "top.q"].map(|name| content(&lab, name, "before"));
     let (mut failed, mut done) = (0, 0);
-    for seed in seeds(30) {
+    for seed in cases(30, "scripts with injected errors") {
         restore();
         let mut rng = Rng::new(seed);
         let rules = one_failure(&mut rng);

@@ -13,7 +13,7 @@ use super::stores::{DIALECTS, run};
 use crate::common::server::{Server, wait_until};
 use crate::common::sshd::{self, Sshd};
 use crate::common::web::{Behaviour, Web, images, served};
-use crate::common::{Answer, Lab, Limits, Rng, beyond_qemu, env_number, program};
+use crate::common::{Answer, Lab, Limits, Rng, beyond_qemu, cases, program};
 
 /// Bytes of a block.
 const BLOCK: u64 = 256 << 10;
@@ -423,9 +423,22 @@ fn each_process_sees_what_is_there_now() {
     if beyond_qemu("a cache") {
         return;
     }
-    let seed = env_number("ZEBU_CACHE_SEED").unwrap_or(1);
-    let rounds = env_number("ZEBU_CACHE_ROUNDS").unwrap_or(8);
+    let mut seeds = cases(3, "processes with one cache");
+    let mut warm = 0;
+    while let Some(seed) = seeds.next() {
+        warm += one_after_the_other(seed);
+        seeds.add(PROCESSES);
+    }
+    println!("{warm} processes have read the cache");
+    assert!(warm > 0 || !zebu_testkit::are_usual());
+}
+
+const PROCESSES: u64 = 8;
+
+/// Returns how many have read the cache.
+fn one_after_the_other(seed: u64) -> u64 {
     const LENGTH: u64 = BLOCK;
+    let mut rng = Rng::new(seed);
     let lab = Lab::new();
     let first = state(&lab, 0, LENGTH);
     let web = Web::new(&first, Behaviour::default());
@@ -433,56 +446,51 @@ fn each_process_sees_what_is_there_now() {
     for user in ["a", "b"] {
         fs::write(lab.path(user), user).unwrap();
     }
-    let mut rng = Rng::new(seed);
-    let (mut states, mut warm) = (1, 0);
-    for tag in [Tag::Exact, Tag::Second, Tag::None] {
-        let _ = fs::remove_dir_all(lab.path("cache"));
-        let mut now = 0;
-        // The state of each user, and when it changed.
-        let mut objects = [(states, 0), (states + 1, 0)];
-        states += 2;
-        for _ in 0..rounds {
-            now += [0, 0, 1, 30, 61][rng.below(5) as usize];
-            if rng.one_in(3) {
-                objects[rng.below(2) as usize] = (states, now);
-                states += 1;
-            }
-            let user = rng.below(2) as usize;
-            let (number, changed) = objects[user];
-            web.replace(&state(&lab, number, LENGTH));
-            let has_cookie = rng.one_in(2);
-            web.change(|behaviour| {
-                let name = ["a", "b"][user];
-                *behaviour = Behaviour {
-                    etag: match tag {
-                        Tag::Exact => Some(format!("\"{number}\"")),
-                        Tag::Second => Some(format!("\"{changed:x}-{LENGTH:x}\"")),
-                        Tag::None => None,
-                    },
-                    modified: Some(date(changed)),
-                    header: Some(format!("Date: {}", date(now))),
-                    authorization: (!has_cookie).then(|| format!("Bearer {name}")),
-                    cookie: has_cookie.then(|| name.to_string()),
-                    ..Behaviour::default()
-                };
-            });
-            let name = ["a", "b"][user];
-            let option = ["token-secret", "cookie-secret"][usize::from(has_cookie)];
-            let options = format!("driver=raw,file.driver=http,file.url={url},file.{option}=s");
-            let secret = format!("secret,id=s,file={name}");
-            let at = rng.below(LENGTH / 512) * 512;
-            let read = format!("read -v {at} 512");
-            let args = ["io", "--object", &secret, "-r", "-c", &read];
-            let args = [&cached(&args)[..], &["--image-opts", &options]].concat();
-            let bytes = web.bytes();
-            let answer = lab.zebu(&args).ok("read");
-            let seen = check_dump(&answer.out, states);
-            warm += u64::from(web.bytes() - bytes <= 64 << 10);
-            assert_eq!(seen, Some(number), "{tag:?}, at {now}: {objects:?}");
+    let (mut now, mut warm) = (0, 0);
+    // The state of each user, and when it changed.
+    let mut objects = [(1, 0), (2, 0)];
+    let mut states = 3;
+    let tag = [Tag::Exact, Tag::Second, Tag::None][(seed % 3) as usize];
+    for _ in 0..PROCESSES {
+        now += [0, 0, 1, 30, 61][rng.below(5) as usize];
+        if rng.one_in(3) {
+            objects[rng.below(2) as usize] = (states, now);
+            states += 1;
         }
+        let user = rng.below(2) as usize;
+        let (number, changed) = objects[user];
+        web.replace(&state(&lab, number, LENGTH));
+        let has_cookie = rng.one_in(2);
+        web.change(|behaviour| {
+            let name = ["a", "b"][user];
+            *behaviour = Behaviour {
+                etag: match tag {
+                    Tag::Exact => Some(format!("\"{number}\"")),
+                    Tag::Second => Some(format!("\"{changed:x}-{LENGTH:x}\"")),
+                    Tag::None => None,
+                },
+                modified: Some(date(changed)),
+                header: Some(format!("Date: {}", date(now))),
+                authorization: (!has_cookie).then(|| format!("Bearer {name}")),
+                cookie: has_cookie.then(|| name.to_string()),
+                ..Behaviour::default()
+            };
+        });
+        let name = ["a", "b"][user];
+        let option = ["token-secret", "cookie-secret"][usize::from(has_cookie)];
+        let options = format!("driver=raw,file.driver=http,file.url={url},file.{option}=s");
+        let secret = format!("secret,id=s,file={name}");
+        let at = rng.below(LENGTH / 512) * 512;
+        let read = format!("read -v {at} 512");
+        let args = ["io", "--object", &secret, "-r", "-c", &read];
+        let args = [&cached(&args)[..], &["--image-opts", &options]].concat();
+        let bytes = web.bytes();
+        let answer = lab.zebu(&args).ok("read");
+        let seen = check_dump(&answer.out, states);
+        warm += u64::from(web.bytes() - bytes <= 64 << 10);
+        assert_eq!(seen, Some(number), "{tag:?}, at {now}: {objects:?}");
     }
-    println!("{warm} of {} processes have read the cache", 3 * rounds);
-    assert!(warm > 0);
+    warm
 }
 
 /// Bytes of the object in the next test, and of its cache.
@@ -633,8 +641,17 @@ fn processes_share_a_folder_that_is_damaged() {
     if beyond_qemu("a cache") {
         return;
     }
-    let seed = env_number("ZEBU_CACHE_SEED").unwrap_or(1);
-    let rounds = env_number("ZEBU_CACHE_ROUNDS").unwrap_or(15);
+    let mut seeds = cases(1, "processes that share a folder");
+    while let Some(seed) = seeds.next() {
+        seeds.add(READERS * ROUNDS);
+        share_a_folder(seed);
+    }
+}
+
+/// How often each reader is started.
+const ROUNDS: u64 = 15;
+
+fn share_a_folder(seed: u64) {
     const STATES: u64 = 4;
     let lab = Lab::new();
     let states = (0..STATES).map(|number| state(&lab, number, OBJECT));
@@ -655,7 +672,7 @@ fn processes_share_a_folder_that_is_damaged() {
                 let (lab, web, ended, seen) = (&lab, &web, &ended, &seen);
                 let mut rng = Rng::new(seed * 1000 + nth);
                 scope.spawn(move || {
-                    for _ in 0..rounds {
+                    for _ in 0..ROUNDS {
                         let kill = rng.one_in(4);
                         let state = reader(lab, web, &mut rng, STATES, kill);
                         ended.fetch_add(u64::from(!kill), Ordering::SeqCst);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::server::{Server, have, wait_until};
 use crate::common::terminal::terminal;
-use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number, program};
+use crate::common::{Answer, Lab, Rng, beyond_qemu, cases, program};
 
 /// What names are made of.
 const PIECES: [&str; 18] = [
@@ -85,7 +85,6 @@ fn reports_have_no_control_characters() {
     if beyond_qemu("names that are escaped") {
         return;
     }
-    let mut rng = Rng::new(env_number("ZEBU_SEED").unwrap_or(1));
     let lab = Lab::new();
     let twin = make(&lab, "plain");
     const COMMANDS: [&[&str]; 8] = [
@@ -98,8 +97,8 @@ fn reports_have_no_control_characters() {
         &["snapshot", "-l"],
         &["check"],
     ];
-    for _ in 0..6 {
-        let name = name(&mut rng);
+    for seed in cases(6, "names of images") {
+        let name = name(&mut Rng::new(seed));
         let file = make(&lab, &name);
         for command in COMMANDS {
             let of = |file: &str| lab.zebu(&[command, &[file]].concat());
@@ -123,7 +122,6 @@ fn lists_of_servers_have_no_control_characters() {
     if beyond_qemu("names that are escaped") {
         return;
     }
-    let mut rng = Rng::new(env_number("ZEBU_SEED").unwrap_or(1));
     let list = |name: &str, description: &str| {
         let lab = Lab::new();
         lab.make("create x.qcow2 1M");
@@ -134,7 +132,8 @@ fn lists_of_servers_have_no_control_characters() {
         answer
     };
     let twin = list("a", "b");
-    for _ in 0..2 {
+    for seed in cases(2, "names of exports") {
+        let mut rng = Rng::new(seed);
         let (export, description) = (name(&mut rng), name(&mut rng));
         assert_harmless(&list(&export, &description), &twin, &export);
     }

@@ -11,8 +11,7 @@ use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
 use crate::common::web::{Behaviour, Web, images, served};
 use crate::common::{
-    Answer, Lab, Limits, Rng, all_cases, beyond_qemu, compare_answers, env_number, part, peer,
-    program,
+    Answer, Lab, Limits, Rng, all_cases, beyond_qemu, cases, compare_answers, part, peer, program,
 };
 
 /// Converts `source` to raw and compares the result with `x.raw`.
@@ -250,12 +249,10 @@ fn no_read_has_bytes_of_another_state() {
         return;
     }
     const LENGTH: u64 = 2 << 20;
-    let seed = env_number("ZEBU_HTTP_SEED").unwrap_or(1);
-    let rounds = env_number("ZEBU_HTTP_ROUNDS").unwrap_or(12);
     let lab = Lab::new();
     let states = [0, 1].map(|number| state(&lab, number, LENGTH));
-    let mut rng = Rng::new(seed);
-    for round in 0..rounds {
+    for seed in cases(12, "objects that change on a server") {
+        let mut rng = Rng::new(seed);
         // Of the first state; the second one has others, or none.
         let etag = ["\"a\"", "W/\"a\""][rng.below(2) as usize];
         let etag = (!rng.one_in(3)).then(|| etag.to_string());
@@ -283,7 +280,7 @@ fn no_read_has_bytes_of_another_state() {
             ..first.clone()
         };
         let what = format!(
-            "round {round}: ranges {}, conditions {}, {} silent, {:?} {:?}, then {:?} {:?}",
+            "seed {seed}: ranges {}, conditions {}, {} silent, {:?} {:?}, then {:?} {:?}",
             first.ranges,
             !first.bad_conditions,
             first.silent,
@@ -884,7 +881,7 @@ fn names_and_messages_are_those_of_qemu() {
 }
 
 /// Converts compressed images, as they are published, when each request takes 20 ms. Prints how long
-/// both programs take; `ZEBU_HTTP_BENCH` is the size in MiB.
+/// both programs take.
 #[test]
 fn late_answers_take_fewer_requests_than_with_qemu() {
     let Some(modules) = qemu_modules().filter(|_| !beyond_qemu("a comparison")) else {
@@ -894,8 +891,7 @@ fn late_answers_take_fewer_requests_than_with_qemu() {
     let lab = Lab::new();
     let mut rng = Rng::new(1);
     // Half of it is said twice.
-    let words = (0..env_number("ZEBU_HTTP_BENCH").unwrap_or(24) << 16)
-        .map(|_| rng.next().to_le_bytes().repeat(2));
+    let words = (0..24 << 16).map(|_| rng.next().to_le_bytes().repeat(2));
     fs::write(lab.path("x.raw"), words.flatten().collect::<Vec<u8>>()).unwrap();
     lab.make("img convert -c -f raw -O qcow2 x.raw x.qcow2");
     let behaviour = Behaviour {

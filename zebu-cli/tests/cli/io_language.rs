@@ -1,10 +1,10 @@
 //! Random scripts of qemu-io commands with valid and invalid options, numbers and sizes. None may
-//! panic or take unbounded memory. `ZEBU_HOSTILE_RUNS` is the number of scripts.
+//! panic or take unbounded memory.
 
 #[path = "../common/io_language.rs"]
 mod language;
 
-use crate::common::{Rng, env_number};
+use crate::common::{Rng, cases};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
 const COMMANDS: &[&str] = &[
@@ -76,9 +76,8 @@ fn random_scripts_do_not_panic() {
             .inflate_inline(true),
     )
     .expect("a queue");
-    let runs = env_number("ZEBU_HOSTILE_RUNS").unwrap_or(500);
-    let mut rng = Rng::new(1);
-    for _ in 0..runs {
+    for seed in cases(500, "scripts of qemu-io") {
+        let mut rng = Rng::new(seed);
         let mut text = String::new();
         for _ in 0..1 + rng.below(8) {
             text += rng.pick(COMMANDS);
@@ -92,5 +91,4 @@ fn random_scripts_do_not_panic() {
         println!("{text}");
         language::exercise(&queue, &text);
     }
-    println!("\ncases: {runs} scripts");
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use crate::common::pair::Pair;
-use crate::common::{Lab, Rng, peer};
+use crate::common::{Lab, Rng, cases, peer};
 
 const IMAGE: &str = "create x.qcow2 10M; io x.qcow2: write -P 1 0 256k | write -c -P 5 2M 64k; \
     create -b x.qcow2 -F qcow2 top.qcow2; create -o compat=0.10 old.qcow2 4M; \
@@ -556,7 +556,7 @@ fn generated_scripts() {
 /// Up to 20 requests of all kinds in flight, which do not overlap; the next ones overlap them.
 #[test]
 fn concurrent_requests() {
-    for seed in 0..4 {
+    for seed in cases(4, "scripts of concurrent requests") {
         let pair = Pair::new(IMAGE);
         let mut random = Rng::new(seed);
         let mut script = String::new();

@@ -1,13 +1,10 @@
 //! Random descriptions of images for `--image-opts` and `json:`: nested drivers, offsets and sizes,
 //! options of the backing file. zebu must open what qemu-img opens, with the same content, and refuse
 //! what it refuses.
-//!
-//! `ZEBU_NESTED_RUNS` is the number of descriptions, `ZEBU_NESTED_SEED` the first seed. A failure
-//! prints its seed.
 
 use std::fs;
 
-use crate::common::{Lab, Rng, beyond_qemu, env_number};
+use crate::common::{Lab, Rng, beyond_qemu, cases};
 
 /// Options, in their order.
 #[derive(Default)]
@@ -155,11 +152,9 @@ fn random_descriptions() {
     if beyond_qemu("it compares zebu with QEMU") {
         return;
     }
-    let first = env_number("ZEBU_NESTED_SEED").unwrap_or(1);
-    let runs = env_number("ZEBU_NESTED_RUNS").unwrap_or(60);
     let lab = images();
     let (mut opened, mut refused) = (0, 0);
-    for seed in first..first + runs {
+    for seed in cases(60, "nested drivers") {
         let mut rng = Rng::new(seed);
         let mut options = Options::default();
         let depth = rng.below(5);
@@ -208,7 +203,7 @@ fn random_descriptions() {
         }
         opened += 1;
     }
-    println!("cases: {runs} descriptions, {opened} opened, {refused} refused");
+    println!("{opened} opened, {refused} refused");
 }
 
 /// A resize of a part of a file must not change the rest of the file.

@@ -2,7 +2,6 @@
 //! what is different in each image (names of programs, UUIDs, times, checksums). An image that was
 //! not finished must not open.
 //!
-//! `ZEBU_NEW_IMAGES` is the number of generated disks that are converted to each form.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
 use crate::common::{
-    Answer, Lab, Limits, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number, part,
-    peer,
+    Answer, Lab, Limits, Rng, assert_same_answer, beyond_qemu, cases, compare_answers, part, peer,
 };
 
 /// A format with options.
@@ -192,9 +190,9 @@ fn blocks(lab: &Lab, name: &str) -> u64 {
 
 #[test]
 fn converted_images_are_those_of_qemu() {
-    let mut cases = 0;
-    for seed in 0..env_number("ZEBU_NEW_IMAGES").unwrap_or(3) {
-        let mut random = Rng::new(seed + 1);
+    let mut seeds = cases(3, "conversions");
+    while let Some(seed) = seeds.next() {
+        let mut random = Rng::new(seed);
         let lab = Lab::new();
         let size = generate(&lab, &mut random);
         for form in &FORMS {
@@ -232,10 +230,9 @@ fn converted_images_are_those_of_qemu() {
             }
             judge(&lab, form, "ours", &what);
             form.assert_same(&lab, "ours", "theirs", &what);
-            cases += 1;
+            seeds.add(1);
         }
     }
-    println!("cases: {cases} conversions");
 }
 
 /// Fails the test unless QEMU, and zebu if it can, read the disk `src` in an image.

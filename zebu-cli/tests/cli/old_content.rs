@@ -1,14 +1,12 @@
 //! New images on devices that hold something: each reads as zeroes, or as what was converted to it,
 //! whatever the device held. The devices are exports, and loop devices where these can be made.
 //!
-//! `ZEBU_OLD_CONTENT` is the number of generated images of each kind of device.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 
 use crate::common::server::Server;
-use crate::common::{Answer, Lab, Loop, Rng, beyond_qemu, env_number};
+use crate::common::{Answer, Lab, Loop, Rng, beyond_qemu, cases};
 
 /// Bytes of a disk, and of a device.
 const DISK: usize = 1 << 20;
@@ -185,14 +183,8 @@ fn new_images_on_devices_read_as_zeroes() {
         return;
     }
     let lab = Lab::new();
-    let seed = env_number("ZEBU_SEED").unwrap_or(39);
-    for (nth, on_loop) in [false, true].into_iter().enumerate() {
-        for step_number in 0..env_number("ZEBU_OLD_CONTENT").unwrap_or(12) {
-            let seed = seed * 1000 + nth as u64 * 500_000 + step_number;
-            // Shown if it fails.
-            let _ = writeln!(std::io::stderr(), "seed {seed}");
-            step(&lab, &mut Rng::new(seed), on_loop);
-        }
+    for seed in cases(24, "images on devices") {
+        step(&lab, &mut Rng::new(seed), seed % 2 == 0);
     }
 }
 

@@ -1,11 +1,6 @@
 //! Images that are read from streams and written to streams. Guards against a wrong disk with exit
 //! status 0, whatever comes first in the stream and wherever it is cut off, against streams that
 //! QEMU does not read, and against messages among the data.
-//!
-//! | variable            | meaning                                              |
-//! |---------------------|------------------------------------------------------|
-//! | `ZEBU_PIPES_IMAGES` | how many generated images are converted (default 10) |
-//! | `ZEBU_PIPES_SEED`   | the seed of the first one                            |
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::terminal::terminal;
-use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number, part, program, rotated};
+use crate::common::{Answer, Lab, Rng, beyond_qemu, cases, part, program, rotated};
 
 /// Feeds bytes to a conversion from standard input, in pieces of up to `step` bytes.
 fn fed(lab: &Lab, bytes: &[u8], step: usize, args: &[&str]) -> Answer {
@@ -221,8 +216,7 @@ fn generated_images() {
     if beyond_qemu("QEMU reads no streams") {
         return;
     }
-    let first = env_number("ZEBU_PIPES_SEED").unwrap_or(1);
-    for seed in first..first + env_number("ZEBU_PIPES_IMAGES").unwrap_or(3) {
+    for seed in cases(3, "images from streams and to them") {
         generated_image(seed);
     }
 }

@@ -1,9 +1,6 @@
 //! Generated streams: images of any format that are cut off anywhere, conversions over old data, and
 //! compressed streams in many parts. Guards against zeroes for what the stream lacks, against old data
 //! that stay where the disk is zero, and against content that is lost between two parts.
-//!
-//! `ZEBU_PIPES_IMAGES` is the number of cases of each kind, `ZEBU_PIPES_SEED` the seed of the first
-//! one.
 
 #[path = "../../../zebu/tests/common/small_images.rs"]
 mod images;
@@ -11,12 +8,11 @@ mod images;
 use std::fs::{self, File};
 
 use crate::common::vmdk::{content, descriptor, stream};
-use crate::common::{Answer, Lab, Loop, Rng, beyond_qemu, env_number};
+use crate::common::{Answer, Lab, Loop, Rng, beyond_qemu, cases};
 
 /// Runs `test` for each seed.
 fn for_each_seed(default: u64, mut test: impl FnMut(&Lab, &mut Rng, u64)) {
-    let first = env_number("ZEBU_PIPES_SEED").unwrap_or(1);
-    for seed in first..first + env_number("ZEBU_PIPES_IMAGES").unwrap_or(default) {
+    for seed in cases(default, "streams") {
         test(&Lab::new(), &mut Rng::new(seed), seed);
     }
 }

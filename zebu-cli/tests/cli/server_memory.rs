@@ -13,7 +13,7 @@ use zebu_vhost::front_end::{Machine, Setup};
 
 use crate::common::rng::Rng;
 use crate::common::server::{Raw, Server, wait_until};
-use crate::common::{Lab, beyond_qemu, env_number, vhost};
+use crate::common::{Lab, beyond_qemu, cases, vhost};
 
 /// Bytes of each step of all requests (`Budget::SERVERS`).
 const STEP: u64 = 64 << 20;
@@ -335,20 +335,16 @@ fn raw(lab: &Lab, name: &str, size: u64) {
     }
 }
 
-/// `ZEBU_SERVER_MEMORY` cases, from the seed `ZEBU_SEED` on.
 #[test]
 fn generated_loads_stay_within_the_bound() {
     if beyond_qemu("an NBD server") {
         return;
     }
-    let first = env_number("ZEBU_SEED").unwrap_or(1);
-    let count = env_number("ZEBU_SERVER_MEMORY").unwrap_or(8);
-    for seed in first..first + count {
+    for seed in cases(8, "loads of servers") {
         let case = Case::generated(&mut Rng::new(seed));
         println!("seed {seed}: {case:?}");
         case.run();
     }
-    println!("cases: {count}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! must be those of qemu-img.
 
 use crate::common::part;
-use crate::common::{Answer, Lab, Rng, beyond_qemu, compare_answers, peer};
+use crate::common::{Answer, Lab, Rng, all_cases, beyond_qemu, cases, compare_answers, peer};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -351,8 +351,12 @@ const SEQUENCES: [(&str, u64, u64, &str); 14] = [
 
 #[test]
 fn sequences() {
-    for (seed, (options, cluster, size, kinds)) in part(5, (1..).zip(SEQUENCES)) {
-        sequence(options, cluster, size, kinds, seed);
+    for (nth, (options, cluster, size, kinds)) in part(5, (1..).zip(SEQUENCES)) {
+        let of = if all_cases() { SEQUENCES.len() } else { 3 };
+        let seeds = cases(1, format!("sequences with {options}")).share(1, of);
+        for seed in seeds {
+            sequence(options, cluster, size, kinds, 100 * nth + seed);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use zebu::{BitmapInfo, Device, DirtyBits, OpenOptions, Queue, names::Source};
 use crate::common::other_server::Other;
 use crate::common::rng::Rng;
 use crate::common::server::have;
-use crate::common::{Lab, beyond_qemu, env_number, peer};
+use crate::common::{Lab, beyond_qemu, cases, peer};
 
 const SIZE: u64 = 8 << 20;
 
@@ -149,16 +149,13 @@ fn ready() -> bool {
     have(daemon.to_str().expect("UTF-8")) && !beyond_qemu("a library that reads bitmaps")
 }
 
-/// `ZEBU_DAEMON_CASES` is the number of images, `ZEBU_BITMAP_SEED` the first seed.
 #[test]
 fn bitmaps_are_kept_in_turn_with_a_running_machine() {
     if !ready() {
         return;
     }
-    let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_DAEMON_CASES").unwrap_or(KINDS.len() as u64);
     let mut kills = 0;
-    for seed in first..first + cases {
+    for seed in cases(KINDS.len() as u64, "images of a running machine") {
         let kind = KINDS[(seed % KINDS.len() as u64) as usize];
         let random = &mut Rng::new(seed);
         let mut disk = Disk::new(kind);
@@ -191,7 +188,7 @@ fn bitmaps_are_kept_in_turn_with_a_running_machine() {
         disk.lab.qemu_img(&["check", "-q", "a.q"]).ok(kind);
         disk.lab.zebu(&["check", "-q", "a.q"]).ok(kind);
     }
-    println!("cases: {cases} images, {kills} kills");
+    println!("{kills} kills");
 }
 
 /// The daemon was killed: no bitmap that it had open is taken for right, whoever writes, until it is

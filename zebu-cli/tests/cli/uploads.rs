@@ -11,7 +11,7 @@ use super::stores::{DIALECTS, RealStore, run};
 use crate::common::server::wait_until;
 use crate::common::store::{Completion, Ending, Faults, Store};
 use crate::common::web::images;
-use crate::common::{Answer, Lab, Rng, beyond_qemu, env_number, program};
+use crate::common::{Answer, Lab, Rng, beyond_qemu, cases, program};
 
 /// The name of an object and how its store is reached, by dialect.
 fn dialects(store: &Store) -> [(String, String); 3] {
@@ -255,12 +255,10 @@ fn messages_tell_what_became_of_the_object() {
     if beyond_qemu("object stores") {
         return;
     }
-    let seed = env_number("ZEBU_UPLOAD_SEED").unwrap_or(1);
-    let rounds = env_number("ZEBU_UPLOAD_ROUNDS").unwrap_or(16);
     let lab = images(1 << 20);
     let store = Store::new();
-    let mut rng = Rng::new(seed);
-    for round in 0..rounds {
+    for seed in cases(16, "uploads that fail or are stopped") {
+        let mut rng = Rng::new(seed);
         let (name, variables) = &dialects(&store)[rng.below(3) as usize];
         let completions: Vec<_> = (0..rng.below(4))
             .map(|_| bad_completion(&mut rng))
@@ -270,7 +268,7 @@ fn messages_tell_what_became_of_the_object() {
             .iter()
             .position(|fault| matches!(fault.ending, Ending::Hang | Ending::Status(400)));
         let hangs = last.filter(|nth| matches!(completions[*nth].ending, Ending::Hang));
-        let what = format!("round {round}: {name} {completions:?}");
+        let what = format!("seed {seed}: {name} {completions:?}");
         store.put(OBJECT, b"before");
         store.set(Faults {
             completions: completions.clone().into(),

@@ -2,7 +2,6 @@
 //! QEMU reads them once it has replayed the log. What QEMU does not read (differencing images,
 //! sectors of 4 KiB) is built from the specification.
 //!
-//! `ZEBU_VHDX_IMAGES` is the number of generated images.
 
 #[path = "../../../zebu/tests/common/vhdx_image.rs"]
 mod vhdx_image;
@@ -12,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::common::server::Server;
 use crate::common::vhost::{Disk, READ, serve};
-use crate::common::{Answer, Lab, Rng, assert_same_answer, beyond_qemu, env_number};
+use crate::common::{Answer, Lab, Rng, assert_same_answer, beyond_qemu, cases};
 use vhdx_image::{
     Builder, Change, HEADERS, LOG_SECTOR, LogEntry, METADATA_TABLE, MIB, NOT_PRESENT, OLD_UNMAPPED,
     PARTIALLY_PRESENT, PRESENT, REGION_TABLES, UNDEFINED, UNMAPPED, ZERO, guid, seal, seal_all,
@@ -135,9 +134,9 @@ fn generate(lab: &Lab, random: &mut Rng) -> u64 {
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for seed in 0..env_number("ZEBU_VHDX_IMAGES").unwrap_or(4) {
+    for seed in cases(4, "images") {
         let lab = Lab::new();
-        let mut random = Rng::new(seed + 1);
+        let mut random = Rng::new(seed);
         let size = generate(&lab, &mut random);
         lab.sync_files();
         let what = &format!("seed {seed}, {size} bytes");
@@ -288,9 +287,9 @@ fn logs_are_replayed_as_by_qemu() {
     if beyond_qemu("it opens such images only for writing") {
         return;
     }
-    for seed in 0..12 {
+    for seed in cases(12, "logs") {
         let lab = Lab::new();
-        let mut random = Rng::new(seed + 1);
+        let mut random = Rng::new(seed);
         let blocks = 4;
         let mut builder = Builder::new(blocks * MIB, MIB, 512);
         for block in 0..blocks {
@@ -614,11 +613,12 @@ fn damaged_images_are_refused_as_by_qemu() {
     let bat = lab.bat("sound.vhdx");
     let metadata = lab.u64_le("sound.vhdx", REGION_TABLES[0] + 64);
     let items = metadata + METADATA_TABLE;
-    let mut random = Rng::new(7);
     let (mut refused, mut stricter, mut read) = (0, 0, 0);
     let fields = fields(bat, metadata);
-    let runs = env_number("ZEBU_VHDX_DAMAGE").unwrap_or(2) as usize;
-    for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * runs).enumerate() {
+    let mut seeds = cases(2 * fields.len() as u64, "damaged images");
+    for number in &mut seeds {
+        let mut random = Rng::new(number);
+        let (offset, width) = &fields[number as usize % fields.len()];
         let mut file = sound.clone();
         let place = *offset as usize..*offset as usize + width;
         let mut old = [0; 8];
@@ -663,7 +663,8 @@ fn damaged_images_are_refused_as_by_qemu() {
         }
     }
     println!("{read} read, {refused} refused by both, {stricter} only by zebu");
-    assert!(read > 20 && refused > 40, "{read} {refused}");
+    let is_enough = read > 20 && refused > 40;
+    assert!(is_enough || !zebu_testkit::are_usual(), "{read} {refused}");
 }
 
 /// The second copy of a damaged region table is used.

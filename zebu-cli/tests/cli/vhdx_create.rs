@@ -2,7 +2,6 @@
 //! programs, GUIDs, checksums), and QEMU must read them and find no errors. An image that was not
 //! finished must not open.
 //!
-//! `ZEBU_NEW_IMAGES` is the number of generated disks that are converted with each set of options.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::common::part;
 use crate::common::server::Server;
 use crate::common::{
-    Answer, Lab, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number, peer,
+    Answer, Lab, Rng, assert_same_answer, beyond_qemu, cases, compare_answers, peer,
 };
 
 const MIB: u64 = 1 << 20;
@@ -80,10 +79,10 @@ fn blocks(lab: &Lab, name: &str) -> u64 {
 
 #[test]
 fn converted_images_are_read_by_qemu() {
-    let mut cases = 0;
-    for seed in 0..env_number("ZEBU_NEW_IMAGES").unwrap_or(2) {
+    let mut seeds = cases(2, "conversions");
+    while let Some(seed) = seeds.next() {
         let lab = Lab::new();
-        let mut random = Rng::new(seed + 1);
+        let mut random = Rng::new(seed);
         let size = generate(&lab, &mut random);
         for options in OPTIONS {
             for more in [
@@ -111,11 +110,10 @@ fn converted_images_are_read_by_qemu() {
                     );
                 }
                 judge(&lab, "ours", &what);
-                cases += 1;
+                seeds.add(1);
             }
         }
     }
-    println!("cases: {cases} conversions");
 }
 
 /// Sets what differs in each image to zeroes, and the length to `length`.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::common::server::{Server, wait_until};
 use crate::common::vhost::*;
-use crate::common::{Lab, Rng, TIME_LIMIT, beyond_qemu, env_number};
+use crate::common::{Lab, Rng, TIME_LIMIT, beyond_qemu, cases};
 use vm_memory::{Bytes, GuestAddress};
 use zebu_vhost::front_end::{self, Disturb, INDIRECT, Machine, NEXT, Ring, Setup};
 
@@ -401,11 +401,10 @@ fn kick_descriptors_that_are_no_eventfds() {
 
 #[test]
 fn any_bytes_from_a_front_end_or_guest() {
-    let runs = env_number("ZEBU_HOSTILE_RUNS").unwrap_or(300);
     let mut served = hostile_vhost::Served::new();
-    let mut rng = Rng::new(1);
-    let mut byte = || rng.below(256) as u8;
-    for run in 0..runs {
+    for run in cases(300, "scripts of bytes") {
+        let mut rng = Rng::new(run);
+        let mut byte = || rng.below(256) as u8;
         let length = 20 + 2 * usize::from(byte());
         let mut bytes: Vec<u8> = (0..length).map(|_| byte()).collect();
         bytes[0] = (run % 2) as u8;
@@ -413,5 +412,4 @@ fn any_bytes_from_a_front_end_or_guest() {
         println!("{run}");
         served.exercise(&bytes);
     }
-    println!("cases: {runs} scripts of bytes");
 }

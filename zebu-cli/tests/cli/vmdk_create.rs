@@ -1,14 +1,13 @@
 //! New VMDKs: files, names and descriptors must be those of qemu-img. What is the same for other new
 //! images is in `new_formats.rs`.
 //!
-//! `ZEBU_VMDK_IMAGES` is the number of generated disks that are converted.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use crate::common::vmdk::{GRAIN, SUBFORMATS, assert_same_content, assert_same_reports, content};
-use crate::common::{Lab, Limits, Rng, assert_same_answer, beyond_qemu, env_number, part};
+use crate::common::{Lab, Limits, Rng, assert_same_answer, beyond_qemu, cases, part};
 
 /// The descriptor of an image with its CID and name replaced, since these differ in each image.
 fn descriptor_of(lab: &Lab, image: &str, name: &str) -> String {
@@ -28,7 +27,7 @@ fn descriptor_of(lab: &Lab, image: &str, name: &str) -> String {
 
 #[test]
 fn new_images_are_those_of_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(4) {
+    for seed in cases(4, "conversions").from(0) {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 300);
         let subformat = SUBFORMATS[(seed % 5) as usize];

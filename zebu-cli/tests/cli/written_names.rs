@@ -2,7 +2,6 @@
 //! export — is compared with all that it reads, under any name. And special files, which are not
 //! even opened.
 //!
-//! `ZEBU_WRITTEN_NAMES` is the number of generated steps.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::common::server::{Server, wait_until};
-use crate::common::{Answer, Lab, Limits, Loop, Rng, beyond_qemu, env_number, program};
+use crate::common::{Answer, Lab, Limits, Loop, Rng, beyond_qemu, cases, program};
 
 /// The files of a lab of [`readers`], of which each is read by one of [`SOURCES`].
 const READ: [&str; 9] = [
@@ -98,7 +97,6 @@ fn no_option_writes_what_is_read() {
     if beyond_qemu("options of zebu") {
         return;
     }
-    let mut rng = Rng::new(env_number("ZEBU_SEED").unwrap_or(39));
     let lab = readers();
     symlink(program().canonicalize().unwrap(), lab.path("qemu-nbd")).unwrap();
     let before = contents(&lab);
@@ -107,7 +105,8 @@ fn no_option_writes_what_is_read() {
         ..Limits::default()
     };
     let secret = ["--object", "secret,id=s,file=secret"];
-    for step in 0..env_number("ZEBU_WRITTEN_NAMES").unwrap_or(60) {
+    for step in cases(60, "names of files that are read") {
+        let mut rng = Rng::new(step);
         let (format, image, reads) = SOURCES[rng.below(4) as usize];
         let file = reads[rng.below(reads.len() as u64) as usize];
         let socket = lab.path("server.sock").display().to_string();
@@ -162,7 +161,7 @@ fn no_option_writes_what_is_read() {
             }
         };
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let what = format!("step {step}: {name} {args:?}");
+        let what = format!("seed {step}: {name} {args:?}");
         let answer = match name {
             "zebu" => lab.zebu_limited(&args, &limits),
             _ => lab.run(&lab.path(name), &args, b"", &limits),
@@ -350,10 +349,11 @@ fn copy(lab: &Lab, nth: u64, from: &str, to: &str) -> Answer {
 fn block_devices_over_the_same_bytes_are_one() {
     const BLOCK: u64 = 1 << 20;
     let lab = Lab::new();
-    let mut rng = Rng::new(env_number("ZEBU_SEED").unwrap_or(39));
+    let mut rng = Rng::new(39);
     let random: Vec<u8> = (0..12 * BLOCK).map(|_| rng.next() as u8).collect();
     let file = lab.path("disk");
-    for step in 0..env_number("ZEBU_WRITTEN_NAMES").unwrap_or(60) / 3 {
+    for step in cases(20, "devices over the same bytes") {
+        let mut rng = Rng::new(step);
         fs::write(&file, &random).unwrap();
         let mut range = || {
             let start = rng.below(9);
@@ -378,7 +378,7 @@ fn block_devices_over_the_same_bytes_are_one() {
             target = other.start + BLOCK / 2..other.start + BLOCK;
         }
         let kind = rng.below(5);
-        let what = format!("step {step}: {one:?} to {target:?}, kind {kind}");
+        let what = format!("seed {step}: {one:?} to {target:?}, kind {kind}");
         let answer = copy(&lab, kind, &from.0, &to.0);
         let overlap = one.start < target.end && target.start < one.end;
         match overlap {

@@ -44,29 +44,7 @@ pub use loop_device::Loop;
 pub use programs::{beyond_qemu, peer, program, testing_qemu};
 pub use recipe::QCOW2_OPTIONS;
 pub use rng::Rng;
-
-/// The number in an environment variable, if it is set.
-pub fn env_number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect(name))
-}
-
-/// Whether all cases of the tests are wanted, also the slowest: with `ZEBU_ALL`.
-pub fn all_cases() -> bool {
-    std::env::var_os("ZEBU_ALL").is_some()
-}
-
-/// One in `of` of a test's cases, or all with `ZEBU_ALL`: each has the options that the next one
-/// has, in another combination. `ZEBU_PART` is the index of the first one.
-pub fn part<T>(of: usize, cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
-    let first = env_number("ZEBU_PART").unwrap_or(0) as usize;
-    let (first, step) = if all_cases() {
-        (0, 1)
-    } else {
-        (first % of, of)
-    };
-    cases.into_iter().skip(first).step_by(step)
-}
+pub use zebu_testkit::{Cases, all as all_cases, cases, part, spread};
 
 /// These cases, from the one of this index on.
 pub fn rotated<T, const N: usize>(mut cases: [T; N], first: usize) -> [T; N] {

@@ -120,7 +120,7 @@ impl Web {
             state: Mutex::new(State {
                 object: Arc::new(File::open(object).expect("object")),
                 behaviour,
-                rng: Rng::new(super::env_number("ZEBU_HTTP_SEED").unwrap_or(1)),
+                rng: Rng::new(1),
                 heads: Vec::new(),
             }),
             requests: AtomicU64::new(0),

@@ -2,15 +2,6 @@
 //! executes random steps (`steps.rs`) with both programs on real files. After each step both programs
 //! read everything, which is compared with plain memory (`world.rs`), and both check the image.
 //!
-//! | variable                | meaning                                          |
-//! |-------------------------|--------------------------------------------------|
-//! | `ZEBU_SESSIONS_STEPS`   | at least so many steps                           |
-//! | `ZEBU_SESSIONS_SECONDS` | or: run for this time                            |
-//! | `ZEBU_SESSIONS_SEED`    | the first run's seed; the next ones count up     |
-//! | `ZEBU_SESSIONS_TRACE`   | print each command                               |
-//! | `ZEBU_SESSIONS_WHOLE`   | do not shorten the list of steps of a failure    |
-//! | `ZEBU_SESSIONS_TARGETS` | steps of `targets.rs` in a test of their own     |
-//!
 //! A failed run prints its seed and the commands of the shortest list of steps that fails.
 
 mod bitmaps;
@@ -30,9 +21,10 @@ mod world;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Rng, bytes, env_number};
+use common::{Cases, Rng, bytes};
 use program::Shell;
 use world::World;
+use zebu_testkit::work;
 
 /// A failed run: the number of steps, the reason, and the commands.
 struct Failure {
@@ -72,7 +64,7 @@ fn run(seed: u64, step: Step, seeds: &[u64]) -> Result<usize, Failure> {
     match all() {
         Ok(()) => Ok(done),
         Err(why) => {
-            if std::env::var_os("ZEBU_SESSIONS_KEEP").is_some() {
+            if zebu_testkit::keep() {
                 eprintln!("kept: {}", folder.keep().display());
             }
             Err(Failure {
@@ -110,73 +102,56 @@ fn shrink(seed: u64, mut steps: Vec<u64>, mut failure: Failure) -> Failure {
 
 #[test]
 fn sessions() {
-    let wanted = env_number("ZEBU_SESSIONS_STEPS").unwrap_or(80) as usize;
-    let seconds = env_number("ZEBU_SESSIONS_SECONDS");
-    let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
     let begun = Instant::now();
-    let (mut done, mut seed) = (0, first);
-    while match seconds {
-        Some(seconds) => begun.elapsed().as_secs() < seconds,
-        None => done < wanted,
-    } {
+    let mut seeds = work(80, "steps of zebu and QEMU in turn");
+    while let Some(seed) = seeds.next() {
         let mut rng = Rng::new(seed ^ 0x5e55_1045);
         let steps: Vec<u64> = (0..4 + rng.below(14)).map(|_| rng.next()).collect();
         match run(seed, World::step, &steps) {
-            Ok(count) => done += count,
+            Ok(count) => seeds.add(count as u64),
             Err(failure) => {
-                let total = done + failure.done;
+                let total = seeds.done() + failure.done as u64;
                 eprintln!(
                     "seed {seed} failed after {total} steps, {} s in all: {}",
                     begun.elapsed().as_secs(),
                     failure.why
                 );
-                let failure = match std::env::var_os("ZEBU_SESSIONS_WHOLE") {
-                    Some(_) => failure,
-                    None => shrink(seed, steps, failure),
+                let failure = match zebu_testkit::keep() {
+                    true => failure,
+                    false => shrink(seed, steps, failure),
                 };
-                panic!(
-                    "ZEBU_SESSIONS_SEED={seed} ZEBU_SESSIONS_STEPS=1\n{}\n{}",
-                    failure.log.join("\n"),
-                    failure.why
-                );
+                panic!("{}\n{}", failure.log.join("\n"), failure.why);
             }
         }
-        seed += 1;
     }
-    println!("seeds {first} to {}", seed - 1);
-    println!("cases: {done} steps");
 }
 
-/// The steps of `targets.rs` alone, four on each image.
+/// Runs so many steps on each of some images.
+fn alone(step: Step, steps: usize, mut seeds: Cases) {
+    while let Some(seed) = seeds.next() {
+        let mut rng = Rng::new(seed ^ 0x5e55_1045);
+        let list: Vec<u64> = (0..steps).map(|_| rng.next()).collect();
+        if let Err(Failure { done, why, log }) = run(seed, step, &list) {
+            let done = seeds.done() as usize + done;
+            panic!("after {done} steps: {}\n{why}", log.join("\n"));
+        }
+        seeds.add(steps as u64);
+    }
+}
+
+/// The steps of `targets.rs` alone.
 #[test]
 fn targets_that_the_source_reads() {
-    let wanted = env_number("ZEBU_SESSIONS_TARGETS").unwrap_or(16);
-    let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
-    for nth in 0..wanted.div_ceil(4) {
-        let seed = first + nth;
-        let mut rng = Rng::new(seed ^ 0x5e55_1045);
-        let seeds: Vec<u64> = (0..4).map(|_| rng.next()).collect();
-        if let Err(Failure { done, why, log }) = run(seed, World::onto_what_is_read, &seeds) {
-            let done = 4 * nth as usize + done;
-            panic!("seed {seed}, after {done} steps: {}\n{why}", log.join("\n"));
-        }
-    }
-    println!("cases: {wanted} steps");
+    let seeds = work(16, "steps onto what is read");
+    alone(World::onto_what_is_read, 4, seeds);
 }
 
-/// Snapshots and what they must outlive, eight steps on each image.
+/// Snapshots and what they must outlive.
 #[test]
 fn snapshots_over_other_sizes_and_backing_files() {
-    let wanted = env_number("ZEBU_SESSIONS_SNAPSHOTS").unwrap_or(24);
-    let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
-    for nth in 0..wanted.div_ceil(8) {
-        let seed = first + nth;
-        let mut rng = Rng::new(seed ^ 0x5e55_1045);
-        let seeds: Vec<u64> = (0..8).map(|_| rng.next()).collect();
-        if let Err(Failure { done, why, log }) = run(seed, World::around_snapshots, &seeds) {
-            let done = 8 * nth as usize + done;
-            panic!("seed {seed}, after {done} steps: {}\n{why}", log.join("\n"));
-        }
-    }
-    println!("cases: {wanted} steps");
+    alone(
+        World::around_snapshots,
+        8,
+        work(24, "steps around snapshots"),
+    );
 }

@@ -54,7 +54,7 @@ impl Shell {
         Shell {
             root: root.into(),
             log: Vec::new(),
-            trace: std::env::var_os("ZEBU_SESSIONS_TRACE").is_some(),
+            trace: zebu_testkit::trace(),
             limit: None,
             redirection: None,
         }

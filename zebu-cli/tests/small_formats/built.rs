@@ -5,7 +5,7 @@ use std::fs;
 
 use super::images::{self, Built};
 use super::{Subject, for_each_seed, is_read_only};
-use crate::common::{Lab, Limits, Rng, beyond_qemu};
+use crate::common::{Lab, Limits, Rng, beyond_qemu, cases};
 
 /// QEMU has no map of these formats: to it, all is data.
 const REPORTS: &[&[&str]] = &[
@@ -72,9 +72,10 @@ fn dmg_chunks_may_be_compressed_by_bzip2() {
 /// Damages each of some images at a place. At least `least` of them must be refused.
 fn damaged_images(format: &str, seed: u64, least: u32, build: impl Fn(&mut Rng) -> Built) {
     let lab = Lab::new();
-    let mut random = Rng::new(seed);
     let mut refused = 0;
-    for case in 0..12 {
+    let mut seeds = cases(12, "damaged images").from(seed);
+    for case in &mut seeds {
+        let mut random = Rng::new(case);
         let mut image = build(&mut random);
         let damage = image.damage(&mut |n| random.below(n));
         if random.one_in(8) {
@@ -85,7 +86,7 @@ fn damaged_images(format: &str, seed: u64, least: u32, build: impl Fn(&mut Rng) 
         let what = &format!("case {case}: {damage}");
         refused += u32::from(read_damaged(&lab, "x", format, what));
     }
-    assert!(refused > least, "{refused}");
+    assert!(refused > least || !zebu_testkit::are_usual(), "{refused}");
 }
 
 #[test]

@@ -2,8 +2,6 @@
 //! that QEMU made, or that are built here from the format's description, must be read and reported
 //! as by QEMU; damaged ones must be refused where it refuses.
 //!
-//! `ZEBU_SMALL_IMAGES` is the number of generated images of each format, `ZEBU_SMALL_SEED` the first
-//! seed.
 
 mod built;
 #[path = "../common/mod.rs"]
@@ -19,27 +17,20 @@ use std::fs;
 
 use common::server::{Server, client};
 use common::vhost::{Disk, READ, serve};
-use common::{Answer, Lab, Rng, compare_answers, env_number};
+use common::{Answer, Lab, Rng, cases, compare_answers};
 use zebu_vhost::front_end::Setup;
 
 /// Runs `test` for each generated image.
 fn for_each_seed(mut test: impl FnMut(&Lab, &mut Rng, &str)) {
-    let first = env_number("ZEBU_SMALL_SEED").unwrap_or(0);
-    let images = env_number("ZEBU_SMALL_IMAGES").unwrap_or(1);
-    for seed in first..first + images {
-        test(
-            &Lab::new(),
-            &mut Rng::new(seed + 1),
-            &format!("seed {seed}"),
-        );
+    for seed in cases(1, "images") {
+        test(&Lab::new(), &mut Rng::new(seed), &format!("seed {seed}"));
     }
 }
 
-/// Each field `times` times, times `ZEBU_SMALL_IMAGES`, and the number of each case.
-fn for_each_field<T>(fields: &[T], times: usize) -> impl Iterator<Item = (usize, &T)> {
-    let images = env_number("ZEBU_SMALL_IMAGES").unwrap_or(1) as usize;
-    let cases = fields.len() * times * images;
-    fields.iter().cycle().take(cases).enumerate()
+/// Each field `times` times, and the seed of each case.
+fn for_each_field<T>(fields: &[T], times: usize) -> impl Iterator<Item = (u64, &T)> {
+    let seeds = cases((fields.len() * times) as u64, "damaged images").from(0);
+    seeds.map(|seed| (seed, &fields[seed as usize % fields.len()]))
 }
 
 /// An image in a lab, and how it is named to the programs.

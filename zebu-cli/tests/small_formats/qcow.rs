@@ -219,7 +219,7 @@ fn damaged_images_are_refused_as_by_qemu() {
         let subject = Subject::new(&lab, "x.qcow", "qcow").given();
         refused += u32::from(subject.same_after_damage(&["info", "map --output=json"], what));
     }
-    assert!(refused > 10, "{refused}");
+    assert!(refused > 10 || !zebu_testkit::are_usual(), "{refused}");
 }
 
 #[test]

@@ -211,7 +211,7 @@ fn damaged_images_are_refused_as_by_qemu() {
         let reports = ["info", "map --output=json", "check", "check --output=json"];
         refused += u32::from(subject.same_after_damage(&reports, what));
     }
-    assert!(refused > 10, "{refused}");
+    assert!(refused > 10 || !zebu_testkit::are_usual(), "{refused}");
 }
 
 /// Tables with random entries, some of them used twice.

@@ -7,7 +7,7 @@ use super::{
     REPORTS, Subject, damaged, for_each_field, for_each_seed, is_read_only, virtual_size,
     write_randomly,
 };
-use crate::common::{Lab, Rng, assert_same_answer, beyond_qemu};
+use crate::common::{Lab, Rng, assert_same_answer, beyond_qemu, cases};
 
 /// Where `qemu-img create` puts the table.
 const TABLE: u64 = 1536;
@@ -200,7 +200,10 @@ fn damaged_images_are_refused_as_by_qemu() {
             let reports = ["info", "map --output=json", "check"];
             refused += u32::from(subject.same_after_damage(&reports, what));
         }
-        assert!(refused > 5, "{kind}: {refused}");
+        assert!(
+            refused > 5 || !zebu_testkit::are_usual(),
+            "{kind}: {refused}"
+        );
     }
 }
 
@@ -355,10 +358,10 @@ fn damaged_differencing_images_are_read_in_order_or_refused() {
         return;
     }
     let lab = Lab::new();
-    let mut random = Rng::new(3);
     let create = ["create", "-q", "-f", "vpc", "0.vhd", "8M"];
     lab.qemu_img(&create).ok("create");
-    for case in 0..45 {
+    for case in cases(45, "damaged images") {
+        let mut random = Rng::new(case);
         let mut image = vhd(true, &mut random);
         image.locators = vec![(*b"W2ru", utf16_le("0.vhd"))];
         let mut bytes = image.build(&mut |n| random.below(n)).bytes;

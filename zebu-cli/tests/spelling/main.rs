@@ -3,7 +3,6 @@
 //! never a raw disk with status 0, for `convert`, `info`, strict mode, `import`, from a stream without a
 //! name, and as a backing file whose format is guessed.
 //!
-//! `ZEBU_SPELLINGS` is the number of spellings of each container, `ZEBU_SPELLING_SEED` the first seed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,19 +15,16 @@ mod vmdk;
 
 use std::fs;
 
-use common::{Lab, Rng, env_number};
+use common::{Lab, Rng, cases};
 
 /// Runs `test` for each spelling, which tells it by what it returns.
 fn for_each_spelling(what: &str, test: impl Fn(&Lab, &mut Rng) -> String) {
-    let first = env_number("ZEBU_SPELLING_SEED").unwrap_or(0);
-    let count = env_number("ZEBU_SPELLINGS").unwrap_or(6);
-    for seed in first..first + count {
-        let spelt = test(&Lab::new(), &mut Rng::new(seed + 1));
-        if std::env::var_os("ZEBU_SPELLINGS").is_some() {
+    for seed in cases(6, format!("spellings of {what}")) {
+        let spelt = test(&Lab::new(), &mut Rng::new(seed));
+        if zebu_testkit::trace() {
             println!("{what}: seed {seed}: {spelt}");
         }
     }
-    println!("spellings of {what}, cases: {count}");
 }
 
 /// A container in a lab.

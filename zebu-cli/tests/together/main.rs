@@ -3,12 +3,6 @@
 //! Afterwards the files hold what one order of the two programs gives, or what the one that succeeded
 //! gives alone.
 //!
-//! | variable                | meaning                                      |
-//! |-------------------------|----------------------------------------------|
-//! | `ZEBU_TOGETHER_RUNS`    | so many runs                                 |
-//! | `ZEBU_TOGETHER_SECONDS` | or: run for this time                        |
-//! | `ZEBU_TOGETHER_SEED`    | the first run's seed; the next ones count up |
-//!
 //! A run that fails prints its seed, the two commands and the order of their calls.
 
 mod alone;
@@ -21,10 +15,9 @@ mod world;
 use std::collections::HashMap;
 use std::fs::File;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use commands::{COMMANDS, STATES};
-use common::{Rng, env_number, program};
+use common::{Rng, cases, program};
 use supervised::{Ended, Supervised};
 use world::{Found, Templates, found, run};
 
@@ -223,24 +216,16 @@ fn fail(run: &Run, which: &str, outcome: &Outcome, why: &str) -> ! {
 #[test]
 fn programs_at_once() {
     let templates = Templates::new();
-    let first = env_number("ZEBU_TOGETHER_SEED").unwrap_or(1);
-    let limit = env_number("ZEBU_TOGETHER_SECONDS").map(Duration::from_secs);
-    let runs = env_number("ZEBU_TOGETHER_RUNS").unwrap_or(20);
-    let begun = Instant::now();
-    let mut done = 0;
-    while limit.map_or(done < runs, |limit| begun.elapsed() < limit) {
-        let seed = first + done;
+    for seed in cases(20, "runs of two programs") {
         let mut rng = Rng::new(seed);
         let run = Run::random(&mut rng);
         let mean = 1 << rng.below(5);
         let now = rng.below(2) as usize;
         let outcome = run.together(&templates, &mut Turns { rng, mean, now });
         if let Err(why) = run.check(&templates, &outcome, &mut HashMap::new()) {
-            fail(&run, &format!("ZEBU_TOGETHER_SEED={seed}"), &outcome, &why);
+            fail(&run, &format!("seed {seed}"), &outcome, &why);
         }
-        done += 1;
     }
-    println!("cases: {done} runs of two programs");
 }
 
 /// The index of a command.

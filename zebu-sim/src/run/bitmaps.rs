@@ -7,8 +7,8 @@ use super::{Run, Verdict};
 use crate::bitmaps::{Bitmap, Found};
 use crate::disk::SECTOR;
 use crate::model::Model;
-use crate::rng::Rng;
 use crate::steps::{BitmapChange, ImageChange, NewBitmap, Stop};
+use zebu_testkit::Rng;
 
 /// The most bitmaps that steps add.
 const MOST: usize = 5;

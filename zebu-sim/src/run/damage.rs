@@ -4,9 +4,9 @@ use super::{Run, Verdict};
 use crate::content::ZERO;
 use crate::disk::SECTOR;
 use crate::model::Cell;
-use crate::rng::Rng;
 use crate::steps::Damage;
 use crate::walk::walk;
+use zebu_testkit::Rng;
 
 /// The autoclear features in the header, and those that are known: bitmaps, raw data files.
 const AUTOCLEAR: std::ops::Range<usize> = 88..96;

@@ -13,9 +13,9 @@ use crate::bitmaps::Bitmap;
 use crate::content::{self, LEAST_PART, ZERO};
 use crate::disk::{Disk, SECTOR};
 use crate::model::{Cell, Model, zeroes};
-use crate::rng::Rng;
 use crate::sched;
 use crate::steps::{NewBitmap, Opening, Scenario};
+use zebu_testkit::Rng;
 
 /// The name of the image.
 pub const IMAGE: &str = "image";

@@ -10,9 +10,9 @@ use zebu::storage::Queue;
 use crate::content::Tag;
 use crate::disk::Disk;
 use crate::model::{Model, Readings, Time};
-use crate::rng::Rng;
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{ImageChange, Kind, Scenario, Step, Stop, What};
+use zebu_testkit::Rng;
 
 mod beside;
 mod bitmaps;

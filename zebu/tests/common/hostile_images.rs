@@ -6,10 +6,6 @@
 //! [`mutate`] damages header, tables and compressed data. [`exercise`] opens an image, reads
 //! everything, and compares the results with each other.
 
-#[allow(clippy::duplicate_mod)]
-#[path = "rng.rs"]
-mod rng;
-
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Policy};
@@ -24,7 +20,7 @@ use zebu::qcow2::{BitmapEntry, Compression, Snapshot, SnapshotName};
 use zebu::storage::{Buffer, Memory, Queue, Storage};
 use zebu::{Error, Result};
 
-pub use rng::Rng;
+pub use zebu_testkit::Rng;
 
 /// An image that is built cluster by cluster.
 struct Builder {

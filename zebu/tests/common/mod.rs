@@ -2,11 +2,10 @@
 //! watchdog, and QEMU as a peer.
 
 // Each test crate uses a part of this module.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod faulty;
 pub mod peer;
-mod rng;
 
 use std::fs;
 use std::io::Write;
@@ -23,7 +22,7 @@ use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpenFile, Queue, QueueOptions, Storage, open_file,
 };
 
-pub use rng::Rng;
+pub use zebu_testkit::{Cases, Rng, cases, work};
 
 /// Counts requests, states or cases that have ended.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
@@ -31,12 +30,6 @@ static PROGRESS: AtomicU64 = AtomicU64::new(0);
 /// Tells the [`Watchdog`] that a request, state or case has ended.
 pub fn progress() {
     PROGRESS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// The value of an environment variable, if it is set.
-pub fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect(name))
 }
 
 /// Repairs all of an image.
@@ -51,8 +44,8 @@ pub fn repair_all(queue: &Queue, file: Arc<dyn Storage>) -> zebu::Result<CheckRe
 }
 
 /// Prints how many cases a test had; `scripts/reliability.sh` adds these up.
-pub fn cases(count: u64, what: &str) {
-    println!("cases: {count} {what}");
+pub fn counted(count: u64, what: &str) {
+    println!("\ncases: {count} {what}");
 }
 
 /// Aborts the process if there is no [`progress`] for [`LOOKS`] looks, so that a hang is not taken

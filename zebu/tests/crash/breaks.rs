@@ -1,7 +1,7 @@
 //! Proves that the replay can fail: each rule of the order on the disk is broken in turn, and the
 //! crash replay or the faults must detect it.
 //!
-//! `cargo test -p zebu --test crash -- --ignored breaks`, with the name of one rule as `ZEBU_BREAK` or
+//! `cargo test -p zebu --test crash -- --ignored breaks`, with the name of one rule as `ZEBU_ONLY` or
 //! without. A rule is broken for the whole process, so no other test may run.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use zebu::internal::broken::{Rule, break_rule};
 
-use crate::common::cases;
+use crate::common::counted;
 use crate::workloads::{self, Workload};
 use crate::{Effort, faults, run};
 
@@ -88,7 +88,7 @@ fn detected(rule: Rule) -> Option<String> {
 #[ignore = "alone in its process"]
 fn breaks() {
     let mut missed = Vec::new();
-    let only = std::env::var("ZEBU_BREAK").ok();
+    let only = zebu_testkit::only();
     let is_wanted = |rule: &Rule| only.as_ref().is_none_or(|o| *o == format!("{rule:?}"));
     let rules: Vec<Rule> = Rule::ALL.into_iter().filter(is_wanted).collect();
     assert!(!rules.is_empty(), "{only:?} is no rule");
@@ -101,7 +101,7 @@ fn breaks() {
         }
         break_rule(None);
     }
-    cases(
+    counted(
         (rules.len() - missed.len()) as u64,
         &format!("of {} broken rules detected", rules.len()),
     );

@@ -13,7 +13,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::faulty::{libc_eio, libc_enospc};
-use crate::common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use zebu_testkit::is_only;
+
+use crate::common::{PrintOnPanic, Rng, Watchdog, cases, progress};
 use crate::disk::{Failure, Fault, Time};
 use crate::judge::{Expected, Judge};
 use crate::queue;
@@ -90,42 +92,37 @@ pub fn try_workload(workload: Workload, seed: u64, step: u64) -> Result<usize, S
     Ok(count)
 }
 
-fn try_all(seeds: std::ops::Range<u64>, step: u64) {
+fn try_all(seeds: u64, step: u64) {
     assert_eq!(FAILURES[0], Failure::Error(libc_eio()));
     assert_eq!(FAILURES[1], Failure::Error(libc_enospc()));
-    let only = std::env::var("ZEBU_CRASH_WORKLOAD").ok();
-    let (next, total) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let wanted = |w: &&Workload| is_only(w.name);
+    let chosen: Vec<_> = workloads::ALL.iter().filter(wanted).collect();
+    let next = AtomicUsize::new(0);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let seeds = number("ZEBU_CRASH_SEED").map_or(seeds, |seed| seed..seed + 1);
     std::thread::scope(|scope| {
         for _ in 0..cores {
             scope.spawn(|| {
-                while let Some(workload) = workloads::ALL.get(next.fetch_add(1, Ordering::SeqCst)) {
-                    if only.as_deref().is_some_and(|only| only != workload.name) {
-                        continue;
-                    }
-                    let mut count = 0;
-                    for seed in seeds.clone() {
+                while let Some(workload) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let what = format!("operations failed (ZEBU_ONLY={})", workload.name);
+                    let mut seeds = cases(seeds, what).share(cores, chosen.len());
+                    while let Some(seed) = seeds.next() {
                         let step = step * workload.weight as u64;
-                        let tried = try_workload(*workload, seed, step);
-                        count += tried.unwrap_or_else(|what| panic!("{what}"));
+                        let tried = try_workload(**workload, seed, step);
+                        seeds.add(tried.unwrap_or_else(|what| panic!("{what}")) as u64);
                     }
-                    println!("{:20} {count:6} operations failed", workload.name);
-                    total.fetch_add(count, Ordering::SeqCst);
                 }
             });
         }
     });
-    cases(total.into_inner() as u64, "operations failed");
 }
 
 #[test]
 fn some_operations_fail() {
-    try_all(1..2, 7);
+    try_all(1, 7);
 }
 
 #[test]
 #[ignore = "slow"]
 fn each_operation_fails_in_turn() {
-    try_all(1..6, 1);
+    try_all(5, 1);
 }

@@ -10,12 +10,7 @@
 //! - `damaged`: a change fails because of damage, and the session continues;
 //! - `breaks`: each rule of the order is broken, which must be detected.
 //!
-//! | variable              | meaning                                           |
-//! |-----------------------|---------------------------------------------------|
-//! | `ZEBU_CRASH_STATES`   | the least number of states of each workload       |
-//! | `ZEBU_CRASH_WORKLOAD` | only this one                                     |
-//! | `ZEBU_CRASH_SEED`     | the first seed                                    |
-//! | `ZEBU_DAMAGED_SEEDS`  | damaged images                                    |
+//! `ZEBU_ONLY` is the name of a workload. `ZEBU_CASES` is the least number of states of each one.
 //!
 //! A failure prints the seed that repeats it. (`queues`, `commit`, `rebase` and `convert` have
 //! threads, whose schedule differs in each run.)
@@ -41,11 +36,12 @@ mod workloads;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use common::{Cases, Rng, Watchdog, counted, progress, work};
 use judge::{Expected, Judge, Verdict};
 use states::Cutter;
 use workloads::{Dice, Workload};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
+use zebu_testkit::{is_only, only};
 
 /// How thoroughly states are verified.
 #[derive(Clone, Copy)]
@@ -128,32 +124,23 @@ fn run(workload: Workload, seed: u64, effort: Effort) -> Result<Tally, String> {
     verdict.map(|()| tally)
 }
 
-/// Verifies at least `states` states of a workload.
-fn look(workload: Workload, states: usize, effort: Effort) -> Tally {
+/// Verifies states of a workload, each of which counts as `weight`.
+fn look(workload: Workload, mut seeds: Cases, effort: Effort) -> Tally {
     let mut tally = Tally::default();
-    let first = number("ZEBU_CRASH_SEED").unwrap_or(1);
-    for seed in first.. {
-        let name = format!(
-            "ZEBU_CRASH_WORKLOAD={} ZEBU_CRASH_SEED={seed}",
-            workload.name
-        );
-        let _note = PrintOnPanic(name.clone());
-        let _watchdog = Watchdog::new(&name);
-        tally.add(run(workload, seed, effort).unwrap_or_else(|what| panic!("{what}")));
-        if tally.states * workload.weight >= states {
-            break;
-        }
+    while let Some(seed) = seeds.next() {
+        let _watchdog = Watchdog::new(&format!("{}, seed {seed}", workload.name));
+        let of_seed = run(workload, seed, effort).unwrap_or_else(|what| panic!("{what}"));
+        seeds.add((of_seed.states * workload.weight) as u64);
+        tally.add(of_seed);
     }
     tally
 }
 
 /// Verifies states of all workloads, and prints a table.
-fn verify_all(states: usize, effort: Effort) -> Tally {
-    let states = number("ZEBU_CRASH_STATES").map_or(states, |n| n as usize);
-    let only = std::env::var("ZEBU_CRASH_WORKLOAD").ok();
-    let wanted = |w: &&Workload| only.as_deref().is_none_or(|only| only == w.name);
+fn verify_all(states: u64, effort: Effort) -> Tally {
+    let wanted = |w: &&Workload| is_only(w.name);
     let chosen: Vec<_> = workloads::ALL.iter().filter(wanted).collect();
-    assert!(!chosen.is_empty(), "{only:?} is no workload");
+    assert!(!chosen.is_empty(), "{:?} is no workload", only());
     let next = AtomicUsize::new(0);
     let rows = Mutex::new(Vec::new());
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -161,7 +148,9 @@ fn verify_all(states: usize, effort: Effort) -> Tally {
         for _ in 0..cores {
             scope.spawn(|| {
                 while let Some(workload) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
-                    let tally = look(**workload, states, effort);
+                    let what = format!("states, by weight (ZEBU_ONLY={})", workload.name);
+                    let seeds = work(states, what).share(cores, chosen.len());
+                    let tally = look(**workload, seeds, effort);
                     rows.lock().unwrap().push((workload.name, tally));
                 }
             });
@@ -179,7 +168,7 @@ fn verify_all(states: usize, effort: Effort) -> Tally {
         println!("{name:20} {runs:5} {states:8} {written:11} {qemu:14}");
         all.add(tally);
     }
-    cases(all.states as u64, "states after a power cut");
+    counted(all.states as u64, "states after a power cut");
     println!("{} written to, {} verified by QEMU", all.written, all.qemu);
     all
 }
@@ -202,7 +191,5 @@ fn at_any_moment_a_hundred_thousand_times() {
         more: 16,
         qemu: 400,
     };
-    let tally = verify_all(10_000, effort);
-    let is_part = ["STATES", "WORKLOAD"].map(|n| std::env::var_os(format!("ZEBU_CRASH_{n}")));
-    assert!(tally.states >= 100_000 || is_part.iter().any(Option::is_some));
+    verify_all(10_000, effort);
 }

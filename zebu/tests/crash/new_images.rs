@@ -10,7 +10,7 @@ use zebu::jobs::{
 use zebu::storage::{EngineKind, Memory, Queue, Storage};
 
 use crate::common::faulty::libc_enospc;
-use crate::common::{Rng, Watchdog, cases, number, progress};
+use crate::common::{Rng, Watchdog, cases, progress};
 use crate::disk::{Disk, Failure, Fault};
 use crate::queue;
 use crate::states::Cutter;
@@ -204,16 +204,13 @@ impl Conversion {
     }
 }
 
-/// How many runs of each form.
-fn runs() -> u64 {
-    number("ZEBU_CRASH_STATES").map_or(4, |states| (states / 300).max(4))
-}
-
 #[test]
 fn a_power_cut_leaves_a_whole_image_or_none() {
-    let (queue, mut states) = (queue(), 0);
+    let queue = queue();
     for form in &FORMS {
-        for seed in 1..=runs() {
+        let what = format!("states of new images after a power cut ({form:?})");
+        let mut seeds = cases(4, what).share(1, FORMS.len());
+        while let Some(seed) = seeds.next() {
             let what = format!("{form:?}, seed {seed}");
             let _watchdog = Watchdog::new(&what);
             let mut rng = Rng::new(seed);
@@ -228,7 +225,7 @@ fn a_power_cut_leaves_a_whole_image_or_none() {
             let mut cutter = Cutter::new(&[file], &log);
             for moment in moments {
                 cutter.cut(moment, &mut rng, 2, |state, _| {
-                    states += 1;
+                    seeds.add(1);
                     progress();
                     let found = conversion.find(&queue, state[0].clone());
                     let is_right = match found {
@@ -241,14 +238,15 @@ fn a_power_cut_leaves_a_whole_image_or_none() {
             }
         }
     }
-    cases(states, "states of new images after a power cut");
 }
 
 #[test]
 fn an_error_leaves_a_whole_image_or_none() {
-    let (queue, mut failures) = (queue(), 0);
+    let queue = queue();
     for form in &FORMS {
-        for seed in 1..=runs().div_ceil(6) {
+        let what = format!("failures of an operation of a new image ({form:?})");
+        let mut seeds = cases(1, what).share(1, FORMS.len());
+        while let Some(seed) = seeds.next() {
             let what = format!("{form:?}, seed {seed}");
             let _watchdog = Watchdog::new(&what);
             for nth in 1.. {
@@ -269,7 +267,7 @@ fn an_error_leaves_a_whole_image_or_none() {
                     };
                     assert!(is_right, "{what}, {fault:?}: {result:?}, {found:?}");
                     is_over |= operations < nth;
-                    failures += u64::from(operations >= nth);
+                    seeds.add(u64::from(operations >= nth));
                 }
                 if is_over {
                     break;
@@ -277,5 +275,4 @@ fn an_error_leaves_a_whole_image_or_none() {
             }
         }
     }
-    cases(failures, "failures of an operation of a new image");
 }

@@ -2,9 +2,6 @@
 //! or extended. Then the image is read, written, resized, given snapshots, converted, committed,
 //! rebased and repaired. Data that the damage does not concern ([`layout::Layout::suspects`]) must
 //! read as before, unless the image is refused.
-//!
-//! `ZEBU_DAMAGE_RUNS` is the number of images, or `ZEBU_DAMAGE_SECONDS` the time of a run;
-//! `ZEBU_DAMAGE_SEED` is the first seed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,9 +13,8 @@ mod storage;
 mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
 
-use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress, repair_all};
+use common::{PrintOnPanic, Rng, Watchdog, cases, progress, repair_all};
 use images::{Files, Sound};
 use layout::Layout;
 use zebu::storage::{EngineKind, Queue, QueueOptions};
@@ -154,7 +150,10 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
     }
     let mut file = sound.file.clone();
     let said = damage(&mut rng, sound, &mut file);
-    let _note = PrintOnPanic(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
+    let _note = PrintOnPanic(format!(
+        "ZEBU_SEED={seed} ZEBU_CASES=1: {}: {said}",
+        sound.name
+    ));
     let suspects = sound.layout.suspects(&sound.file, &file);
     let mut files = Files::new(sound, &file);
     work::reading(queue, sound, &files, &suspects);
@@ -176,7 +175,10 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
 /// One case in which the image is sound and its external data file is truncated.
 fn one_with_data_cut(queue: &Queue, seed: u64, mut rng: Rng, sound: &Sound, length: u64) {
     let said = format!("its data file is truncated to {length:#x}");
-    let _note = PrintOnPanic(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
+    let _note = PrintOnPanic(format!(
+        "ZEBU_SEED={seed} ZEBU_CASES=1: {}: {said}",
+        sound.name
+    ));
     let suspects = sound.layout.suspects_of_cut(&sound.file, length);
     let files = Files::with_data_cut(sound, length as usize);
     work::reading(queue, sound, &files, &suspects);
@@ -214,17 +216,11 @@ fn damage_then_work() {
     let queue = queue();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let _watchdog = Watchdog::new("damage_then_work");
-    let start = number("ZEBU_DAMAGE_SEED").unwrap_or(1);
-    let until = number("ZEBU_DAMAGE_SECONDS").map(|s| Instant::now() + Duration::from_secs(s));
-    let runs = match until {
-        Some(_) => u64::MAX - start,
-        None => number("ZEBU_DAMAGE_RUNS").unwrap_or(250),
-    };
     let theirs = images::by_qemu(&queue, &mut Rng::new(7), folder.path());
     let mut made: Option<(u64, Sound)> = None;
-    let (mut done, mut tries) = (0, Tries { failed: 0 });
-    for seed in start..start + runs {
-        if until.is_some_and(|until| Instant::now() > until) || tries.failed == Tries::MOST {
+    let mut tries = Tries { failed: 0 };
+    for seed in cases(250, "images damaged, and worked with") {
+        if tries.failed == Tries::MOST {
             break;
         }
         let batch = seed / USES;
@@ -239,10 +235,8 @@ fn damage_then_work() {
             }
         };
         tries.run(|| one(&queue, seed, sound, folder.path()));
-        done += 1;
     }
     tries.end();
-    cases(done, "images damaged, and worked with");
 }
 
 /// Sets every byte of the header and of the snapshot table to some values. The image is read and
@@ -252,17 +246,13 @@ fn repair_of_every_field() {
     let queue = queue();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let _watchdog = Watchdog::new("repair_of_every_field");
-    let seed = number("ZEBU_DAMAGE_SEED").unwrap_or(1);
-    let images = number("ZEBU_DAMAGE_IMAGES").unwrap_or(1);
-    let (mut done, mut sound_again, mut lost) = (0, 0, 0);
+    let (mut sound_again, mut lost) = (0, 0);
     let mut tries = Tries { failed: 0 };
-    for (nth, bits) in [9, 12, 16]
-        .into_iter()
-        .cycle()
-        .take(3 * images as usize)
-        .enumerate()
-    {
-        let mut rng = Rng::new(seed + nth as u64);
+    let what = "repairs of a header or snapshot table with a wrong byte";
+    let mut seeds = cases(3, what);
+    while let Some(seed) = seeds.next() {
+        let bits = [9, 12, 16][(seed % 3) as usize];
+        let mut rng = Rng::new(seed);
         let sound = loop {
             let sound = images::try_by_zebu(&queue, &mut rng, bits);
             let fits = |s: &Sound| s.content.len() > 1 && s.data.is_none();
@@ -295,14 +285,10 @@ fn repair_of_every_field() {
                     sound_again += u64::from(outcome.sound);
                     lost += outcome.lost;
                 });
-                done += 1;
+                seeds.add(1);
             }
         }
     }
     tries.end();
     println!("{sound_again} sound after the repair; {lost} sectors lost that QEMU loses, too");
-    cases(
-        done,
-        "repairs of a header or snapshot table with a wrong byte",
-    );
 }

@@ -7,9 +7,8 @@ use super::*;
 #[test]
 fn changes_of_the_whole_image() {
     let _watchdog = Watchdog::new("changes of the whole image that are dropped");
-    let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
-    let mut count = 0;
-    for seed in first..first + 12 {
+    let mut seeds = cases(12, "changes of the whole image dropped");
+    while let Some(seed) = seeds.next() {
         let origin = Origin::new(seed);
         if origin.format == Format::RAW || origin.large {
             continue;
@@ -17,14 +16,13 @@ fn changes_of_the_whole_image() {
         for kind in 0..6 {
             for left in 0.. {
                 let _note = PrintOnPanic(format!("seed {seed}: change {kind} after {left} polls"));
-                count += 1;
+                seeds.add(1);
                 if whole(&origin, seed, kind, left) {
                     break;
                 }
             }
         }
     }
-    cases(count, "changes of the whole image dropped");
 }
 
 /// Whether the change ended before it was dropped.

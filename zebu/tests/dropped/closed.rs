@@ -7,17 +7,8 @@ use super::*;
 #[test]
 fn closed_after_a_dropped_request() {
     let _watchdog = Watchdog::new("a session whose only request is dropped");
-    let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
-    let time = number("ZEBU_DROPPED_SECONDS").map(Duration::from_secs);
-    let (begun, mut count) = (Instant::now(), 0);
-    for seed in first.. {
-        let goes_on = match time {
-            Some(time) => begun.elapsed() < time,
-            None => seed < first + 40,
-        };
-        if !goes_on {
-            break;
-        }
+    let mut seeds = cases(40, "sessions with a dropped request");
+    while let Some(seed) = seeds.next() {
         let origin = Origin::new(seed);
         let mut rng = Rng::new(seed);
         for _ in 0..3 {
@@ -27,14 +18,13 @@ fn closed_after_a_dropped_request() {
                     "seed {seed}: {victim:?} after {left} polls; {}",
                     origin.note
                 ));
-                count += 1;
+                seeds.add(1);
                 if !only(&origin, seed, &victim, left) {
                     break;
                 }
             }
         }
     }
-    cases(count, "sessions with a dropped request");
 }
 
 /// Returns false if the request ended before its `left`th poll.

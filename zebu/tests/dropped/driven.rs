@@ -216,22 +216,12 @@ fn descriptors_of(path: &Path) -> usize {
 fn abandoned_by_a_queue_that_is_driven_or_not() {
     let _watchdog = Watchdog::new("queues that are driven in each way");
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
-    let time = number("ZEBU_DROPPED_SECONDS").map(Duration::from_secs);
-    let (begun, mut count, mut images) = (Instant::now(), 0, 0);
-    for seed in first.. {
-        let goes_on = match time {
-            Some(time) => begun.elapsed() < time,
-            None => images < 2,
-        };
-        if !goes_on {
-            break;
-        }
+    let mut seeds = cases(6, "requests abandoned, by how their queue is driven");
+    while let Some(seed) = seeds.next() {
         let origin = Origin::new(seed);
         if origin.large || origin.backing.is_some() {
             continue;
         }
-        images += 1;
         let mut rng = Rng::new(seed);
         let random = origin.request(&mut rng, &[0..16], None);
         for engine in engines() {
@@ -244,7 +234,7 @@ fn abandoned_by_a_queue_that_is_driven_or_not() {
                         let _note = PrintOnPanic(format!(
                             "seed {seed}: {engine} by {way:?}, then {then:?}; {victim:?} after {left} polls"
                         ));
-                        count += 1;
+                        seeds.add(1);
                         let case = Case {
                             origin: &origin,
                             engine,
@@ -261,5 +251,4 @@ fn abandoned_by_a_queue_that_is_driven_or_not() {
             }
         }
     }
-    cases(count, "requests abandoned, by how their queue is driven");
 }

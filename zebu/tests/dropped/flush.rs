@@ -40,8 +40,8 @@ unsafe impl Storage for FailingFlushes {
 #[test]
 fn the_error_of_a_dropped_flush_is_not_lost() {
     let _watchdog = Watchdog::new("a dropped flush that fails");
-    let mut images = 0;
-    for seed in 1..60 {
+    let mut seeds = cases(59, "dropped flushes that failed");
+    while let Some(seed) = seeds.next() {
         let origin = Origin::new(seed);
         for ends in [false, true] {
             let _note = PrintOnPanic(format!("seed {seed}, the queue ends: {ends}"));
@@ -65,8 +65,7 @@ fn the_error_of_a_dropped_flush_is_not_lost() {
                 false => drive(&Delayed, &[&first, &second], device.flush(&second)),
             };
             assert!(result.is_err(), "the error was lost");
-            images += 1;
+            seeds.add(1);
         }
     }
-    cases(images, "dropped flushes that failed");
 }

@@ -11,11 +11,6 @@
 //! images and requests; `places` are the storages; `change`, `closed`, `flush`, `suspended` and `driven` are
 //! further tests.
 //!
-//! | variable               | meaning                                    |
-//! |------------------------|--------------------------------------------|
-//! | `ZEBU_DROPPED_SECONDS` | the time of a run                          |
-//! | `ZEBU_DROPPED_SEED`    | the first seed                             |
-//!
 //! Futures are polled in turns and only when they were woken, without a clock, so that a lost
 //! wake-up is found. A failure shows the seed that reproduces it.
 
@@ -46,9 +41,9 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{PrintOnPanic, Rng, Watchdog, cases, engines, number, progress};
+use common::{Cases, PrintOnPanic, Rng, Watchdog, cases, engines, progress};
 use disk::Disk;
 use zebu::block::{Device, Format, OpenOptions, Preallocation, Storages, Zeroing};
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
@@ -109,53 +104,43 @@ fn image(place: &dyn Place, seed: u64, requests: usize, step: usize) -> u64 {
     count
 }
 
-/// Runs the cases of `most` images, or as many as there is time for. Returns their number.
-fn images(place: &dyn Place, most: u64, requests: usize, step: usize) -> u64 {
-    let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
-    let time = number("ZEBU_DROPPED_SECONDS").map(Duration::from_secs);
-    let begun = Instant::now();
-    let mut count = 0;
-    for seed in first.. {
-        let goes_on = match time {
-            Some(time) => begun.elapsed() < time,
-            None => seed < first + most,
-        };
-        if !goes_on {
-            break;
-        }
-        count += image(place, seed, requests, step);
+/// Runs the cases of images.
+fn images(place: &dyn Place, mut seeds: Cases, requests: usize, step: usize) {
+    while let Some(seed) = seeds.next() {
+        seeds.add(image(place, seed, requests, step));
     }
-    count
 }
 
 #[test]
 fn abandoned_at_every_await_point() {
     let _watchdog = Watchdog::new("requests that are abandoned");
-    cases(images(&Delayed, 14, 4, 1), "requests abandoned");
+    images(&Delayed, cases(14, "requests abandoned"), 4, 1);
 }
 
 #[test]
 fn abandoned_on_real_files() {
-    let mut count = 0;
-    for engine in engines() {
-        for cache in [
-            CacheMode::None,
-            CacheMode::WriteBack,
-            CacheMode::WriteThrough,
-        ] {
+    let modes = [
+        CacheMode::None,
+        CacheMode::WriteBack,
+        CacheMode::WriteThrough,
+    ];
+    let engines = engines();
+    let all = engines.len() * modes.len();
+    for engine in engines {
+        for cache in modes {
             let name = format!("{engine}, {}", cache.name());
             let _watchdog = Watchdog::new(&name);
-            let _note = PrintOnPanic(name);
+            let _note = PrintOnPanic(name.clone());
             let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
             let place = Files {
                 folder,
                 engine,
                 cache,
             };
-            count += images(&place, 1, 1, 6);
+            let seeds = cases(1, format!("requests abandoned on real files, {name}"));
+            images(&place, seeds.share(1, all), 1, 6);
         }
     }
-    cases(count, "requests abandoned on real files");
 }
 
 fn with_files() -> Files {
@@ -170,18 +155,18 @@ fn with_files() -> Files {
 fn abandoned_in_an_image_in_another_image() {
     let _watchdog = Watchdog::new("requests that are abandoned in an image in another one");
     let place = Nested(with_files(), Cell::new(0));
-    cases(
-        images(&place, 2, 1, 3),
-        "requests abandoned in an image in another one",
-    );
+    let seeds = cases(2, "requests abandoned in an image in another one");
+    images(&place, seeds, 1, 3);
 }
 
 #[test]
 fn abandoned_on_an_nbd_server() {
     let _watchdog = Watchdog::new("requests that are abandoned on an NBD server");
     let place = Exports(with_files(), RefCell::default());
-    cases(
-        images(&place, 2, 1, 3),
-        "requests abandoned on an NBD server",
+    images(
+        &place,
+        cases(2, "requests abandoned on an NBD server"),
+        1,
+        3,
     );
 }

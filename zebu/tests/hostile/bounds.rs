@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
-use crate::common::{PrintOnPanic, number};
+use crate::common::cases;
 use crate::hostile_images::Rng;
 
 /// Processor time that a case may take: twice as much as it needs alone, where processors share a core.
@@ -98,17 +98,12 @@ pub fn queue() -> Queue {
     Queue::new(options).expect("a queue")
 }
 
-/// Runs `ZEBU_HOSTILE_RUNS` (or `runs`) cases within the bounds, each with its own seed, the first
-/// of which is `ZEBU_HOSTILE_SEED`. A failure prints the seed.
+/// Runs generated cases within the bounds, each with its own seed. Other tests may run between them.
 pub fn generated(runs: u64, memory: usize, run: impl Fn(&Queue, &mut Rng)) {
-    let _alone = alone();
     let queue = queue();
-    let first = number("ZEBU_HOSTILE_SEED").unwrap_or(0);
-    let runs = number("ZEBU_HOSTILE_RUNS").unwrap_or(runs);
-    for seed in first..first + runs {
-        let name = format!("ZEBU_HOSTILE_SEED={seed} ZEBU_HOSTILE_RUNS=1");
-        let _note = PrintOnPanic(name.clone());
+    for seed in cases(runs, "generated").from(0) {
+        let _alone = alone();
+        let name = format!("seed {seed}");
         case_within(&name, memory, || run(&queue, &mut Rng::new(seed)));
     }
-    println!("cases: {runs} generated");
 }

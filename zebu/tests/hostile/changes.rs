@@ -1,8 +1,6 @@
 //! Writes, repairs and copies hostile images and changes their snapshots. Guards against panics,
 //! endless loops, guests' data in tables, sound images that are damaged, and a repair that reports
 //! more than it has done.
-//!
-//! `ZEBU_HOSTILE_RUNS` is the number of generated images, `ZEBU_HOSTILE_SEED` the first seed.
 
 use crate::hostile_changes;
 use crate::hostile_images;

@@ -1,12 +1,12 @@
 //! Opens and reads damaged images of the formats that are only read. Guards against panics, endless
 //! loops, memory in proportion to a number in the file, and wrong data of sound images.
 //!
-//! Images are built, and damaged in a few numbers. `ZEBU_HOSTILE_RUNS` is how many are,
-//! `ZEBU_HOSTILE_SEED` the first seed.
+//! Images are built, and damaged in a few numbers.
 
 use std::sync::Arc;
 
 use crate::bounds::{alone, generated, queue};
+use crate::common::cases;
 use crate::hostile_images::{Rng, disk_of};
 use crate::small_images::{self, Built, Vhd, set_checksum};
 use zebu::block::{Device, Format, OpenOptions, Policy};
@@ -71,7 +71,7 @@ fn damaged_images() {
 fn sound_images() {
     let _alone = alone();
     let queue = queue();
-    for seed in 0..70 {
+    for seed in cases(70, "sound images").from(0) {
         let rng = &mut Rng::new(seed);
         let format = FORMATS[seed as usize % FORMATS.len()];
         let image = build(format, rng);

@@ -2,8 +2,7 @@
 //! number in the file, and files that are opened against the caller's policy.
 //!
 //! Generated images, each damaged in a few places, and named cases. Each case may take two seconds
-//! of processor time and 64 MiB. `ZEBU_HOSTILE_RUNS` is the number of generated images,
-//! `ZEBU_HOSTILE_SEED` the first seed.
+//! of processor time and 64 MiB.
 
 use crate::hostile_vmdk;
 use std::cell::Cell;

@@ -1,12 +1,10 @@
 //! VHDX images that are built from the specification: what they read as, and that no damage leads
 //! to a panic, an endless loop or much memory.
-//!
-//! `ZEBU_VHDX_IMAGES` is the number of generated chains; `ZEBU_HOSTILE_RUNS` that of damaged images.
 
 use std::sync::Arc;
 
 use crate::bounds::{alone, case, generated, queue};
-use crate::common::{PrintOnPanic, number};
+use crate::common::cases;
 use crate::hostile_images::Rng;
 use crate::hostile_vhdx::{damaged, damaged_by, exercise};
 use crate::vhdx_image::{Builder, Built, MIB, PRESENT, build};
@@ -64,10 +62,9 @@ fn assert_reads(queue: &Queue, device: &Device, expected: &[u8], rng: &mut Rng) 
 /// Chains of up to three images with blocks of all states, sector bitmaps and logs.
 #[test]
 fn chains_are_read_as_built() {
-    let _alone = alone();
     let queue = queue();
-    for seed in 0..number("ZEBU_VHDX_IMAGES").unwrap_or(40) {
-        let _note = PrintOnPanic(format!("seed {seed}"));
+    for seed in cases(40, "chains of VHDX").from(0) {
+        let _alone = alone();
         let mut rng = Rng::new(seed);
         let mut device = None;
         let mut parent: Option<Built> = None;

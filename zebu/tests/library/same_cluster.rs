@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Barrier;
 
 use crate::common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
-use crate::common::{Rng, Watchdog, cases, engines, progress};
+use crate::common::{Rng, Watchdog, counted, engines, progress};
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs;
 use zebu::names::Source;
@@ -118,5 +118,5 @@ fn many_writes_to_one_unallocated_cluster() {
             }
         }
     }
-    cases(writes as u64, "writes to clusters that others allocate");
+    counted(writes as u64, "writes to clusters that others allocate");
 }

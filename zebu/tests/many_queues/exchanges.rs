@@ -2,12 +2,6 @@
 //! while threads use it: images are put on top and taken away, the chain below is cut, extended and
 //! merged, the whole is replaced. Now and then an exchange is refused, or dropped while it waits; then the
 //! chain stays what it was. At random times the locks of all files are looked at.
-//!
-//! | variable                | meaning                          |
-//! |-------------------------|----------------------------------|
-//! | `ZEBU_QUEUES_EXCHANGES` | exchanges to make at least       |
-//! | `ZEBU_QUEUES_SEED`      | the first chain's seed           |
-//! | `ZEBU_QUEUES_ENGINE`    | `threads`, `native` or `io_uring` only |
 
 use std::fs;
 use std::future::Future;
@@ -23,7 +17,7 @@ use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
 use crate::common::peer::{assert_content, text};
-use crate::common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use crate::common::{Rng, Watchdog, progress, work};
 use crate::hooked::{Backup, COPIED, Mirror};
 use crate::ledger::{BLOCK, Ledger, image_of};
 use crate::load::{Handle, Load, Thread};
@@ -562,14 +556,11 @@ fn threads_of(rng: &mut Rng, engines: &[EngineKind]) -> Vec<Thread> {
 
 /// Exchanges chains of one disk after another, until there were enough exchanges.
 fn exchange(least: u64) {
-    let least = number("ZEBU_QUEUES_EXCHANGES").unwrap_or(least);
-    let first = number("ZEBU_QUEUES_SEED").unwrap_or(1);
     let engines = crate::engines();
-    let (mut done, mut requests, mut kinds) = (0, 0, [0; KINDS]);
-    for seed in first.. {
-        let name = format!("ZEBU_QUEUES_SEED={seed} ZEBU_QUEUES_EXCHANGES=1");
-        let _note = PrintOnPanic(name.clone());
-        let _watchdog = Watchdog::new(&name);
+    let (mut requests, mut kinds) = (0, [0; KINDS]);
+    let mut seeds = work(least, "exchanges");
+    while let Some(seed) = seeds.next() {
+        let _watchdog = Watchdog::new(&format!("seed {seed}"));
         let alone = engines.get(seed as usize % (engines.len() + 1));
         let used = alone.map_or(&engines[..], std::slice::from_ref);
         let is_disk = seed % 4 == 0 || !Path::new("/dev/shm").is_dir();
@@ -598,7 +589,7 @@ fn exchange(least: u64) {
                 requests.unwrap_or_else(|e| std::panic::resume_unwind(e))
             });
             while !is_over.load(Ordering::SeqCst) {
-                done += u64::from(run.exchange());
+                seeds.add(u64::from(run.exchange()));
                 progress();
             }
             requests += running.join().unwrap();
@@ -608,12 +599,8 @@ fn exchange(least: u64) {
         }
         run.queue.block_on(run.device.close(&run.queue)).unwrap();
         run.verify(&load.ledger);
-        if done >= least {
-            break;
-        }
     }
     println!("by kind: {kinds:?}, {requests} verified requests meanwhile");
-    cases(done, "exchanges");
 }
 
 #[test]

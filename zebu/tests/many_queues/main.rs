@@ -7,12 +7,7 @@
 //! and read every block and snapshot, the backing chain must be unchanged, and what differs from the
 //! start of the session must be dirty in the bitmap.
 //!
-//! | variable                | meaning                                          |
-//! |-------------------------|--------------------------------------------------|
-//! | `ZEBU_QUEUES_REQUESTS`  | requests to make at least                        |
-//! | `ZEBU_QUEUES_SECONDS`   | run at least for this time                       |
-//! | `ZEBU_QUEUES_SEED`      | the first image's seed; the next ones count up   |
-//! | `ZEBU_QUEUES_ENGINE`    | `threads`, `native` or `io_uring` only           |
+//! `ZEBU_ONLY` is the only engine: `threads`, `native` or `io_uring`.
 //!
 //! A failure prints the seed of its image. (The schedule of threads differs in each run.)
 
@@ -32,10 +27,9 @@ mod load;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use common::peer::{assert_clean, assert_content, text, write_sparse};
-use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use common::{Rng, Watchdog, progress, work};
 use dirty::Bitmap;
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
 use load::{Handle, Load, Thread, settle};
@@ -298,25 +292,18 @@ fn create(folder: &Path, name: &str, options: &CreateQcow2) {
 /// The engines to be used.
 fn engines() -> Vec<EngineKind> {
     let mut engines = common::engines();
-    if let Ok(only) = std::env::var("ZEBU_QUEUES_ENGINE") {
-        engines.retain(|engine| engine.name() == only);
-        assert!(!engines.is_empty(), "{only}: no such engine here");
-    }
+    engines.retain(|engine| zebu_testkit::is_only(engine.name()));
+    assert!(!engines.is_empty(), "no such engine here");
     engines
 }
 
 /// Uses one image after another until there were enough requests: with each engine alone, then
 /// with all of them together.
 fn use_images(requests: u64) {
-    let least = number("ZEBU_QUEUES_REQUESTS").unwrap_or(requests);
-    let time = Duration::from_secs(number("ZEBU_QUEUES_SECONDS").unwrap_or(0));
-    let first = number("ZEBU_QUEUES_SEED").unwrap_or(1);
     let engines = engines();
-    let (start, mut done, mut images) = (Instant::now(), 0, 0);
-    for seed in first.. {
-        let name = format!("ZEBU_QUEUES_SEED={seed} ZEBU_QUEUES_REQUESTS=1");
-        let _note = PrintOnPanic(name.clone());
-        let _watchdog = Watchdog::new(&name);
+    let mut seeds = work(requests, "verified requests");
+    while let Some(seed) = seeds.next() {
+        let _watchdog = Watchdog::new(&format!("seed {seed}"));
         let alone = engines.get(seed as usize % (engines.len() + 1));
         let used = alone.map_or(&engines[..], std::slice::from_ref);
         // Half of the images are on a disk, which has direct I/O, half on tmpfs, which is faster.
@@ -326,14 +313,9 @@ fn use_images(requests: u64) {
             false => Path::new("/dev/shm"),
         };
         let folder = tempfile::tempdir_in(place).unwrap();
-        done += Run::new(seed, folder.path(), used, is_disk).run();
-        images += 1;
-        if done >= least && start.elapsed() >= time {
-            break;
-        }
+        seeds.add(Run::new(seed, folder.path(), used, is_disk).run());
     }
-    println!("{images} images, seeds from {first} on");
-    cases(done, "verified requests");
+    println!("{} images", seeds.seeds());
 }
 
 #[test]

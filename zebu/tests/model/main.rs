@@ -4,13 +4,7 @@
 //! Each run makes a random image, executes random requests, and compares the data with plain
 //! memory. At each reopening QEMU checks and reads the image.
 //!
-//! | variable           | meaning                                             |
-//! |--------------------|-----------------------------------------------------|
-//! | `ZEBU_MODEL_STEPS` | requests to make at least; the last run is finished |
-//! | `ZEBU_MODEL_SEED`  | the first run's seed; the next ones count up        |
-//! | `ZEBU_MODEL_TRACE` | print each request of one thread                    |
-//!
-//! A failing run prints its seed; `ZEBU_MODEL_STEPS=1` with that seed repeats it.
+//! With `ZEBU_TRACE` each request of one thread is printed.
 
 mod bitmaps;
 #[path = "../common/mod.rs"]
@@ -33,13 +27,12 @@ mod step;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use common::{Rng, Watchdog, cases, progress, work};
 use zebu::storage::EngineKind;
 
-/// Prints a line if `ZEBU_MODEL_TRACE` is set.
+/// Prints a line if `ZEBU_TRACE` is set.
 pub fn trace(line: impl FnOnce() -> String) {
-    static WANTED: LazyLock<bool> =
-        LazyLock::new(|| std::env::var_os("ZEBU_MODEL_TRACE").is_some());
+    static WANTED: LazyLock<bool> = LazyLock::new(zebu_testkit::trace);
     if *WANTED {
         eprintln!("{}", line());
     }
@@ -57,22 +50,15 @@ fn folder(seed: u64) -> tempfile::TempDir {
 }
 
 /// Calls `run` with one seed after another until there were enough steps.
-fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usize) {
-    let steps = number("ZEBU_MODEL_STEPS").map_or(steps, |n| n as usize);
-    let first = number("ZEBU_MODEL_SEED").unwrap_or(1);
+fn each_seed(name: &str, steps: u64, run: fn(u64, &Path, &[EngineKind]) -> usize) {
     let engines = common::engines();
-    let (mut done, mut seed) = (0, first);
-    while done < steps {
-        let again = format!("ZEBU_MODEL_SEED={seed} ZEBU_MODEL_STEPS=1 cargo test {name}");
-        let _note = PrintOnPanic(again.clone());
-        let _watchdog = Watchdog::new(&again);
+    let mut seeds = work(steps, format!("requests ({name})"));
+    while let Some(seed) = seeds.next() {
+        let _watchdog = Watchdog::new(&format!("{name}, seed {seed}"));
         trace(|| format!("{name}, seed {seed}"));
         progress();
-        done += run(seed, folder(seed).path(), &engines);
-        seed += 1;
+        seeds.add(run(seed, folder(seed).path(), &engines) as u64);
     }
-    println!("seeds {first} to {}", seed - 1);
-    cases(done as u64, "requests");
 }
 
 #[test]
@@ -90,12 +76,14 @@ fn every_kind_of_image() {
     let engines = common::engines();
     let kinds = interop::kinds();
     assert!(kinds.len() > 20);
-    let mut steps = 0;
-    for (seed, kind) in (number("ZEBU_MODEL_SEED").unwrap_or(1)..).zip(kinds) {
-        let what = format!("seed {seed}: {kind:?}");
-        let _note = PrintOnPanic(what.clone());
-        let _watchdog = Watchdog::new(&what);
-        steps += one_thread::run_on(kind, Rng::new(seed), folder(seed).path(), &engines);
+    // All kinds for each seed.
+    let mut seeds = cases(1, "requests (every_kind_of_image)");
+    while let Some(seed) = seeds.next() {
+        for (nth, kind) in (0..).zip(interop::kinds()) {
+            let seed = 100 * seed + nth;
+            let _watchdog = Watchdog::new(&format!("seed {seed}: {kind:?}"));
+            let steps = one_thread::run_on(kind, Rng::new(seed), folder(seed).path(), &engines);
+            seeds.add(steps as u64);
+        }
     }
-    cases(steps as u64, "requests");
 }

@@ -18,12 +18,16 @@ use super::table::Slice;
 use crate::drivers::{Epochs, Gate, Ranges};
 use crate::format::{Geometry, Header, HostOffset, L2Entry};
 
-/// Runs a test under 10 000 schedules, or `ZEBU_INTERLEAVINGS`.
+/// Runs a test under 10 000 schedules, or as many as are wanted.
 fn check(test: impl Fn() + Send + Sync + 'static) {
-    let wanted = std::env::var("ZEBU_INTERLEAVINGS").ok();
-    let runs = wanted.and_then(|n| n.parse().ok()).unwrap_or(10_000);
-    shuttle::check_random(test, runs);
-    println!("cases: {runs} schedules");
+    const ROUND: u64 = 1000;
+    let test = Arc::new(test);
+    let mut rounds = zebu_testkit::work(10 * ROUND, "schedules");
+    while rounds.next().is_some() {
+        let test = test.clone();
+        shuttle::check_random(move || test(), ROUND as usize);
+        rounds.add(ROUND);
+    }
 }
 
 /// A cluster is mapped, unmapped, and reused after a grace period. No request that found it mapped

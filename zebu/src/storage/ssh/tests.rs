@@ -23,9 +23,7 @@ use crate::block::{Device, OpenOptions};
 use crate::jobs::{self, CreateQcow2};
 use crate::storage::{Buffer, CacheMode, Queue, QueueOptions, Storage, set_len, write_slice};
 
-#[path = "../../../tests/common/rng.rs"]
-mod rng;
-use rng::Rng;
+use zebu_testkit::Rng;
 
 /// A file of the server.
 #[derive(Clone, Default)]
@@ -557,6 +555,8 @@ fn run(seed: u64) -> u64 {
 
 #[test]
 fn images_survive_their_server() {
-    let lost: u64 = (1..=12).map(run).sum();
-    assert!(lost > 12, "connections that were lost: {lost}");
+    let mut seeds = zebu_testkit::cases(12, "images on a server of SSH");
+    let lost: u64 = (&mut seeds).map(run).sum();
+    let is_enough = lost > seeds.done() || !zebu_testkit::are_usual();
+    assert!(is_enough, "connections that were lost: {lost}");
 }

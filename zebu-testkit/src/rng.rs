@@ -1,6 +1,4 @@
-//! Random numbers that a seed reproduces. The simulator and the fuzz targets include this file by
-//! its path.
-#![allow(dead_code, reason = "each crate uses a part of it")]
+//! Random numbers that a seed reproduces.
 
 /// The xorshift64* generator.
 #[derive(Clone, Debug)]
