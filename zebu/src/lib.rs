@@ -48,7 +48,9 @@
 //! # Features
 //!
 //! `nbd`: images on NBD servers. `tls`: TLS for these. `bzip2`: DMG images and streams that are
-//! compressed by it. `xz`: such streams. These are on by default. `http`: images on web servers. `object-store`: images in object stores.
+//! compressed by it. `xz`: streams that are compressed by it. These are on by default.
+//! `psk`: TLS with pre-shared keys, by a C library. `http`: images on web servers. `object-store`: images
+//! in object stores.
 //! `rbd`: images in Ceph. `ssh`: files on SSH servers. `cache`: a cache of blocks of all these on a
 //! local disk.
 //! Without default features there is no TLS, and no C code but the codecs.

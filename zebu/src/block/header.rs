@@ -16,7 +16,9 @@ use crate::{Error, Result};
 /// [`Error::Refused`].
 pub(crate) fn check_recorded(name: &OsStr) -> Result<()> {
     match name.as_bytes().contains(&0) {
-        true => Err(Error::Refused("A file name has no NUL byte".into())),
+        true => Err(Error::Refused(
+            "The file name has a NUL byte, which an image cannot record".into(),
+        )),
         false => Ok(()),
     }
 }

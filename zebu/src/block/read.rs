@@ -163,8 +163,8 @@ impl<'a> Chain<'a> {
             if !matches!(extent.mapping, Mapping::Unallocated { .. }) {
                 return Ok((depth, extent));
             }
-            // Nothing is mapped past the end of a shorter backing file. Past the end of this disk,
-            // a longer one is not part of it: a write to the last cluster must not copy that.
+            // Nothing is mapped past the end of a shorter backing file. A longer one ends
+            // with this disk.
             let below = self.layers.get(depth + 1).map_or(0, Layer::size);
             let below = below.min(self.size);
             if below <= offset {

@@ -7,8 +7,7 @@ use crate::{Error, Result};
 
 impl Device {
     /// Reads the top image's VM state from `position` on into the first `length` bytes of a buffer,
-    /// which comes back with the result. What was never saved reads as the content of the backing
-    /// file there, or as zeroes.
+    /// which comes back with the result. What was never saved reads as zeroes.
     ///
     /// # Errors
     ///

@@ -19,8 +19,8 @@ use crate::spelling::path::protocol;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A name: a path, `file:PATH`, an export of an NBD server (`nbd://HOST/EXPORT` and its
-    /// like), or `json:{…}`.
+    /// A name: a path, `PROTOCOL:…` (`file:PATH`, `nbd://HOST/EXPORT`, `https://HOST/PATH`; those of
+    /// [`FileDriver::names`](crate::block::FileDriver::names)), or `json:{…}`.
     Name(OsString),
     /// The text of `--image-opts`: `driver=qcow2,file.filename=PATH`.
     Options(OsString),

@@ -98,7 +98,7 @@ pub(crate) trait Protocol {
     /// The description as JSON.
     fn json(&self, file: &FileSpec) -> String;
 
-    /// What names it where it is: a path, mostly.
+    /// Its name on its server: a path, or that of an image in Ceph.
     fn name_there<'a>(&'a self, file: &'a FileSpec) -> &'a OsStr {
         file.name()
     }
@@ -113,12 +113,18 @@ pub(crate) trait Protocol {
         false
     }
 
-    /// Whether it is on another machine, so that only its content is known of it.
+    /// Whether a new image can be made there.
+    fn takes_new_images(&self) -> bool {
+        !self.is_object() && self.below().is_none()
+    }
+
+    /// Whether its content is all that is known of it: an object, an export, a file on an SSH server. An
+    /// image in Ceph tells what is allocated.
     fn is_remote(&self) -> bool {
         self.is_object()
     }
 
-    /// Whether none is made where there is none.
+    /// Whether it cannot be created.
     fn must_exist(&self) -> bool {
         false
     }
@@ -138,10 +144,14 @@ pub(crate) trait Protocol {
         false
     }
 
-    /// Opens or creates it. Blocks. A driver over another file opens none.
-    fn open(&self, _file: &FileSpec, _how: OpenFile, _objects: &Objects) -> Result<OpenedFile> {
+    /// Opens or creates it. Blocks. A driver over another file opens none: it is opened with that.
+    fn open(&self, _file: &FileSpec, how: OpenFile, _objects: &Objects) -> Result<OpenedFile> {
+        let what = match how.create {
+            true => "creating new images",
+            false => "opening a file by itself",
+        };
         Err(crate::Error::Refused(format!(
-            "Driver '{}' does not support creating new images",
+            "Driver '{}' does not support {what}",
             self.name()
         )))
     }
@@ -156,7 +166,7 @@ pub(crate) trait Protocol {
         Ok(below)
     }
 
-    /// The image whose disk it is, if that is more than [`Protocol::over`] a file.
+    /// The image to open for its disk; None: raw, which [`Protocol::over`] makes.
     fn image(&self) -> Option<&ImageSpec> {
         None
     }
@@ -241,8 +251,8 @@ impl FileDriver {
     }
 }
 
-/// The protocol of this name and that name itself; also by what else the name of a file may begin with,
-/// if it is the beginning of one.
+/// The protocol of this name and that name itself; if `is_beginning`, also of what else the name of a file
+/// may begin with.
 fn find(name: &str, is_beginning: bool) -> Option<(&'static Driver, &'static str)> {
     DRIVERS.iter().find_map(|driver| {
         let schemes = driver.schemes.iter().filter(|_| is_beginning);

@@ -69,6 +69,10 @@ impl Protocol for NullSpec {
         object(self.shown.clone())
     }
 
+    fn takes_new_images(&self) -> bool {
+        false
+    }
+
     fn open(&self, file: &FileSpec, _how: OpenFile, _objects: &Objects) -> Result<OpenedFile> {
         let null = Null::new(&file.path, self.size, self.latency, self.read_zeroes);
         Ok(OpenedFile::new(Arc::new(null)))

@@ -33,7 +33,7 @@ pub(crate) enum Identity {
     /// Device and inode.
     Local(u64, u64),
     /// What names it on another machine, with the protocol.
-    #[cfg_attr(not(any(feature = "nbd", feature = "ssh")), allow(dead_code))]
+    #[allow(dead_code, reason = "without features there is none")]
     Elsewhere(String),
     /// A part of a file: offset and size.
     Part(Box<Identity>, Option<u64>, Option<u64>),
@@ -43,7 +43,7 @@ pub(crate) enum Identity {
 
 /// What a protocol does with a file that is open, besides moving its bytes.
 pub(crate) trait Opened: fmt::Debug + Send + Sync {
-    /// Whether the file was there before it was opened to be created, if that made it.
+    /// Whether the file was there before an opening that may create it; None: not known.
     fn existed(&self) -> Option<bool> {
         None
     }
@@ -136,7 +136,7 @@ impl OpenedFile {
         self.storage.named_file()
     }
 
-    /// Whether the file was there before it was opened to be created, if that made it.
+    /// Whether the file was there before an opening that may create it; None: not known.
     pub fn existed(&self) -> Option<bool> {
         self.own.existed()
     }

@@ -42,7 +42,6 @@ pub(super) fn object(mut members: Vec<(String, String)>) -> String {
         "cookie-secret",
         "proxy-username",
         "pool",
-        "image",
         "conf",
         "snapshot",
         "port",

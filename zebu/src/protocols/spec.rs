@@ -150,7 +150,8 @@ impl FileSpec {
         self.protocol().is_object()
     }
 
-    /// Whether it is on another machine, so that only its content is known of it.
+    /// Whether its content is all that is known of it: an object, an export, a file on an SSH server. An
+    /// image in Ceph tells what is allocated.
     pub fn is_remote(&self) -> bool {
         self.protocol().is_remote()
     }

@@ -1,5 +1,5 @@
-//! Names of files: what is asked of the kernel about them, and what follows from its answers. A
-//! simulation gives other answers.
+//! Opening, making, locking and removing files by name. [`Names`] is the kernel's part, which a simulation
+//! replaces.
 
 use std::cell::RefCell;
 use std::fs;

@@ -227,7 +227,7 @@ impl Opened {
 
 /// Whether it is an object, a file on an SSH server or an image in Ceph.
 fn is_remote(file: &FileSpec) -> bool {
-    file.is_object() || ["rbd", "ssh"].contains(&file.driver.name())
+    crate::file_name::is_remote(file.driver.name()) && file.nbd().is_none()
 }
 
 /// The name of a file or of what is elsewhere.

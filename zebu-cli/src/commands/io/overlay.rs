@@ -12,7 +12,7 @@ use zebu::names::{Source, first_item, protocol};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
-use crate::file_name::{as_value, is_remote};
+use crate::file_name::as_value;
 use crate::printed::Shown;
 use crate::{open, untrusted};
 
@@ -102,9 +102,7 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
 
 /// A name that means the same from any directory.
 fn absolute(name: &OsStr) -> OsString {
-    let is_path = protocol(name).is_none_or(|protocol| {
-        !is_remote(&protocol) && !["json", "file", "host_device"].contains(&&*protocol)
-    });
+    let is_path = protocol(name).is_none();
     match std::path::absolute(Path::new(name)) {
         Ok(path) if is_path => path.into_os_string(),
         _ => name.to_owned(),

@@ -65,7 +65,7 @@ impl NewFile {
         caches: &[CacheMode],
         objects: &Objects,
     ) -> Result<NewFile> {
-        // Only these tell two files of one name apart.
+        // Only files of this machine have an identity.
         let is_local = spec.is_local();
         let mut made = None;
         for _ in 0..ATTEMPTS {

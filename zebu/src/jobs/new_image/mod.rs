@@ -480,16 +480,17 @@ impl NewFiles {
     }
 }
 
-/// Refuses objects on other machines, in which no image is created.
+/// Refuses what no image is created in: objects, which are written in order, and what holds no bytes of
+/// its own.
 pub fn refuse_object(spec: &FileSpec) -> Result<(), String> {
-    if !spec.is_object() {
+    if spec.protocol().takes_new_images() {
         return Ok(());
     }
     let driver = spec.driver.name();
     let why = format!("Protocol driver '{driver}' does not support image creation");
-    Err(match driver {
-        "http" | "https" => why,
-        _ => format!("{why}: only 'zebu convert' writes to it"),
+    Err(match spec.is_object() && !driver.starts_with("http") {
+        true => format!("{why}: only 'zebu convert' writes to it"),
+        false => why,
     })
 }
 
@@ -500,13 +501,8 @@ pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
         return Ok(FileSpec::new(path));
     }
     match protocol(name) {
-        Some(protocol) if is_remote(&protocol) => {
-            FileSpec::resolve(name, None).map_err(|e| e.to_string())
-        }
-        Some(protocol) => Err(format!(
-            "Unknown protocol '{}'",
-            printable(protocol.as_bytes())
-        )),
+        Some(protocol) if protocol == "json" => Err(format!("Unknown protocol '{protocol}'")),
+        Some(_) => FileSpec::resolve(name, None).map_err(|e| e.to_string()),
         None => Ok(FileSpec::new(name)),
     }
 }

@@ -65,7 +65,10 @@ impl RbdSpec {
 
     fn options(&self, how: OpenFile, objects: &Objects) -> Result<RbdOptions> {
         if how.write && self.snapshot.is_some() {
-            return Err(Error::Refused("a snapshot is only read".into()));
+            return Err(Error::Refused(
+                "A snapshot cannot be opened for writing: name the image without '@SNAPSHOT'"
+                    .into(),
+            ));
         }
         let key = self.key.as_ref().map(|id| objects.secret(id));
         Ok(RbdOptions {
@@ -125,7 +128,7 @@ impl Protocol for RbdSpec {
 }
 
 impl Opened for Rbd {
-    /// What is there is not opened.
+    /// An image that is there is not opened to be created.
     fn existed(&self) -> Option<bool> {
         Some(false)
     }

@@ -79,7 +79,8 @@ impl Drop for Pool {
 }
 
 fn c_string(text: &[u8]) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::Refused("a name has a zero byte in it".into()))
+    CString::new(text)
+        .map_err(|_| Error::Refused("The name has a NUL byte, which Ceph cannot record".into()))
 }
 
 /// The pointer of a string that may be missing.

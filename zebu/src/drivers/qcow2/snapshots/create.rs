@@ -43,7 +43,9 @@ impl Image {
         }
         // Programs in C would take its beginning for the name.
         if name.contains(&0) {
-            return Err(Error::Refused("A snapshot's name has no NUL byte".into()));
+            return Err(Error::Refused(
+                "The name of the snapshot has a NUL byte, which an image cannot record".into(),
+            ));
         }
         if self.snapshots.len() >= MAX_SNAPSHOTS as usize {
             return Err(Error::os(libc::EFBIG));
