@@ -53,7 +53,7 @@ pub use l2::{
 };
 pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
-pub use refcount::{RefcountBlock, RefcountTableEntry};
+pub use refcount::{RefcountBlock, RefcountSpace, RefcountTableEntry};
 pub use replace::Replacement;
 pub use signature::{
     Foreign, INNER, PROBED_BYTES, TAIL_BYTES, Tail, foreign, foreign_format, foreign_inside,

@@ -235,6 +235,43 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> RefcountBlock<B> {
     }
 }
 
+/// Space for refcount blocks and for a refcount table, in clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefcountSpace {
+    /// Refcount blocks.
+    pub blocks: u64,
+    /// Clusters of the refcount table.
+    pub table: u64,
+}
+
+impl RefcountSpace {
+    /// The least space whose blocks, of `per_block` refcounts each, count `others` clusters, themselves and
+    /// the table. `table` gives the clusters of the table for a number of these blocks: more for more.
+    pub fn counting(others: u64, per_block: u64, table: impl Fn(u64) -> u64) -> RefcountSpace {
+        let mut space = RefcountSpace {
+            blocks: 0,
+            table: table(0),
+        };
+        // Each round adds a small fraction of the round before.
+        loop {
+            let blocks = (others + space.clusters()).div_ceil(per_block);
+            if blocks == space.blocks {
+                return space;
+            }
+            space = RefcountSpace {
+                blocks,
+                table: table(blocks),
+            };
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub const fn clusters(&self) -> u64 {
+        self.blocks + self.table
+    }
+}
+
 #[cfg(test)]
 mod tests {
     //! Guards against a refcount that changes its neighbour, overflows, or is read from the wrong
@@ -325,6 +362,27 @@ mod tests {
             let found = |zero: bool| (from..entries).find(|i| (model[*i] == 0) == zero);
             prop_assert_eq!(block.next_free(from), found(true));
             prop_assert_eq!(block.next_used(from), found(false));
+        }
+
+        #[test]
+        fn space_is_the_least_that_counts_itself(
+            others in prop_oneof![0u64..5000, 0u64..1 << 40],
+            cluster_bits in 9u32..=21,
+            order in 0u32..=6,
+            old in 0u64..1 << 20,
+            half in any::<bool>(),
+        ) {
+            let cluster = 1u64 << cluster_bits;
+            let per_block = (cluster * 8) >> order;
+            let table = |blocks: u64| {
+                let entries = old + blocks;
+                (entries + if half { entries / 2 } else { 0 }).div_ceil(cluster / 8)
+            };
+            let space = RefcountSpace::counting(others, per_block, table);
+            prop_assert_eq!(space.table, table(space.blocks));
+            let is_enough = |blocks: u64| others + blocks + table(blocks) <= blocks * per_block;
+            prop_assert!(is_enough(space.blocks));
+            prop_assert!(space.blocks == 0 || !is_enough(space.blocks - 1));
         }
 
         #[test]

@@ -4,7 +4,7 @@ use super::create::{CreateQcow2, Preallocation};
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::block::Device;
 use crate::drivers::qcow2::Image;
-use crate::format::MAX_L1_BYTES;
+use crate::format::{MAX_L1_BYTES, RefcountSpace};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -180,26 +180,16 @@ fn metadata_bytes(size: u64, target: &Qcow2Target) -> Result<u64> {
     }
     let l1_clusters = (l2_tables * 8).div_ceil(cluster_size);
     let others = 1 + l1_clusters + l2_tables;
-    let refcounts = refcount_clusters(others + clusters, target);
-    Ok((others + refcounts) << target.cluster_bits)
+    let refcounts = refcount_space(others + clusters, target);
+    Ok((others + refcounts.clusters()) << target.cluster_bits)
 }
 
-/// Clusters of refcount blocks and table for `clusters` other clusters, which
-/// have refcounts themselves.
-pub(super) fn refcount_clusters(clusters: u64, target: &Qcow2Target) -> u64 {
+/// The refcount blocks and the table for `clusters` other clusters.
+pub(super) fn refcount_space(clusters: u64, target: &Qcow2Target) -> RefcountSpace {
     let cluster_size = 1u64 << target.cluster_bits;
     let per_block = (cluster_size * 8) >> target.refcount_order;
-    let mut own = 0;
-    // Grows to the least number that includes the blocks themselves: each round adds at most a
-    // small fraction of the round before.
-    loop {
-        let blocks = (clusters + own).div_ceil(per_block);
-        let table = blocks.div_ceil(cluster_size / 8);
-        if blocks + table == own {
-            return own;
-        }
-        own = blocks + table;
-    }
+    let table = |blocks: u64| blocks.div_ceil(cluster_size / 8);
+    RefcountSpace::counting(clusters, per_block, table)
 }
 
 /// Bytes of the clusters of the new image that would hold data.

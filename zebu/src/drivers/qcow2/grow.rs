@@ -6,7 +6,7 @@
 
 use super::Image;
 use crate::broken::{Rule, is_broken};
-use crate::format::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock};
+use crate::format::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountSpace};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -92,23 +92,17 @@ impl Image {
         let size = self.geometry.cluster_size();
         let per_block = self.geometry.refcount_block_entries() as u64;
         let most = MAX_REFCOUNT_TABLE_BYTES / size;
-        let mut blocks = 1;
-        loop {
-            let need = ((old + blocks) * 8).div_ceil(size);
-            // Half as large again, so that it seldom happens.
-            let table = (old * 12).div_ceil(size).min(most).max(need);
-            if need > most {
-                return Err(Error::os(libc::EFBIG));
-            }
-            let now = (blocks + table).div_ceil(per_block);
-            if now <= blocks {
-                return Ok(Area {
-                    start: old * per_block,
-                    blocks,
-                    table,
-                });
-            }
-            blocks = now;
+        let need = |blocks: u64| ((old + blocks) * 8).div_ceil(size);
+        // Half as large again, so that it seldom happens.
+        let table = |blocks| (old * 12).div_ceil(size).min(most).max(need(blocks));
+        let space = RefcountSpace::counting(0, per_block, table);
+        match space.table > most {
+            true => Err(Error::os(libc::EFBIG)),
+            false => Ok(Area {
+                start: old * per_block,
+                blocks: space.blocks,
+                table: space.table,
+            }),
         }
     }
 }

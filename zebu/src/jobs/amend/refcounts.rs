@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use super::header::write_header;
 use crate::broken::{Rule, is_broken};
 use crate::format::{
-    Geometry, Header, MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountTableEntry,
+    Geometry, Header, MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountSpace, RefcountTableEntry,
 };
 use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
@@ -225,24 +225,22 @@ impl<'a> Place<'a> {
     /// For blocks of these numbers and those that count the new ones.
     fn new(geometry: &'a Geometry, mut blocks: BTreeSet<u64>, start: u64) -> Result<Self> {
         let per_block = geometry.refcount_block_entries() as u64;
-        loop {
-            let before = blocks.len();
-            let entries = blocks.last().map_or(0, |last| last + 1);
-            let table_clusters = geometry.clusters_for(entries * 8);
-            if table_clusters * geometry.cluster_size() > MAX_REFCOUNT_TABLE_BYTES {
-                return Err(std::io::Error::from_raw_os_error(libc::EFBIG).into());
-            }
-            let end = start + before as u64 + table_clusters;
-            blocks.extend(start / per_block..=(end - 1) / per_block);
-            if blocks.len() == before {
-                return Ok(Place {
-                    geometry,
-                    blocks,
-                    start,
-                    table_clusters,
-                });
-            }
+        // From this number on all are needed: nothing is in use from `start` on.
+        let first = start / per_block;
+        blocks.remove(&first);
+        let others = start % per_block + blocks.len() as u64;
+        let table = |more: u64| geometry.clusters_for((first + more) * 8);
+        let space = RefcountSpace::counting(others, per_block, table);
+        if space.table * geometry.cluster_size() > MAX_REFCOUNT_TABLE_BYTES {
+            return Err(std::io::Error::from_raw_os_error(libc::EFBIG).into());
         }
+        blocks.extend(first..first + space.blocks);
+        Ok(Place {
+            geometry,
+            blocks,
+            start,
+            table_clusters: space.table,
+        })
     }
 
     fn at(&self, cluster: u64) -> u64 {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{FormatError, Geometry, MAX_REFCOUNT_TABLE_BYTES};
+use crate::format::{FormatError, Geometry, MAX_REFCOUNT_TABLE_BYTES, RefcountSpace};
 
 /// The layout, in numbers of clusters. Clusters in `used` have refcount 1, all others 0.
 #[derive(Debug)]
@@ -182,17 +182,9 @@ impl Layout {
             let entries = if spare { blocks + blocks / 2 } else { blocks };
             entries.div_ceil(self.per_table_cluster)
         };
-        // Converges: each round adds a small fraction of the round before.
-        let mut blocks = 0;
-        loop {
-            let all = start + more + blocks + table_of(blocks);
-            let needed = all.div_ceil(self.per_block);
-            if needed == blocks {
-                break;
-            }
-            blocks = needed;
-        }
-        let table_clusters = table_of(blocks);
+        // As if the blocks for what precedes were new, too.
+        let space = RefcountSpace::counting(start + more, self.per_block, table_of);
+        let (blocks, table_clusters) = (space.blocks, space.table);
         check_table_size(
             (table_clusters * self.per_table_cluster).saturating_sub(1),
             self.per_table_cluster,

@@ -10,7 +10,7 @@ use crate::format::{
 };
 use crate::jobs::convert::ConvertError;
 use crate::jobs::create::{CreateQcow2, Preallocation};
-use crate::jobs::measure::{Qcow2Target, refcount_clusters};
+use crate::jobs::measure::{Qcow2Target, refcount_space};
 use crate::jobs::packing::Packing;
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -280,10 +280,10 @@ impl Layout {
             backing: false,
         };
         let others = 1 + l1_clusters + l2_tables + data;
-        let refcounts = refcount_clusters(others, &target);
-        let end = others + refcounts;
-        let blocks = end.div_ceil(geometry.refcount_block_entries() as u64);
-        let blocks_start = 1 + refcounts - blocks;
+        let refcounts = refcount_space(others, &target);
+        let end = others + refcounts.clusters();
+        let blocks = refcounts.blocks;
+        let blocks_start = 1 + refcounts.table;
         Sections {
             blocks: blocks_start,
             l1: blocks_start + blocks,
