@@ -2,13 +2,10 @@
 //! process. The server must keep serving.
 #![no_main]
 
-#[path = "../../zebu-cli/tests/common/hostile_vhost.rs"]
-mod hostile_vhost;
-
 use std::sync::Mutex;
 
-use hostile_vhost::Served;
 use libfuzzer_sys::fuzz_target;
+use zebu_testkit::program::hostile_vhost::Served;
 
 static SERVED: Mutex<Option<Served>> = Mutex::new(None);
 

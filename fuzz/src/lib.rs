@@ -1,16 +1,7 @@
 //! Shared by the targets. Most of their code is in the files of the tests, so that CI runs it with a
 //! stable compiler.
 
-#[path = "../../zebu/tests/common/hostile_changes.rs"]
-pub mod hostile_changes;
-#[path = "../../zebu/tests/common/hostile_images.rs"]
-pub mod hostile_images;
-#[path = "../../zebu/tests/common/hostile_vhdx.rs"]
-pub mod hostile_vhdx;
-#[path = "../../zebu/tests/common/vhdx_image.rs"]
-pub mod vhdx_image;
-#[path = "../../zebu/tests/common/hostile_vmdk.rs"]
-pub mod hostile_vmdk;
+pub use zebu_testkit::library::{hostile_changes, hostile_images, hostile_vhdx, hostile_vmdk, vhdx_image};
 
 use hostile_images::{Rng, build, mutate, mutate_once};
 use libfuzzer_sys::fuzzer_mutate;

@@ -17,8 +17,6 @@
 
 #![deny(unsafe_code)]
 
-#[path = "../../zebu/tests/common/allowed_flags.rs"]
-mod allowed_flags;
 pub mod bitmaps;
 pub mod content;
 pub mod deeds;

@@ -1,4 +1,5 @@
-//! What the tests of all crates share.
+//! What the tests of all crates share: random numbers and the seeds of generated cases (here), what tests of the
+//! library need ([`library`]), and what tests of the program need ([`program`]).
 //!
 //! A test that generates its cases takes their seeds from [`cases()`] (or [`work`], if it counts
 //! something else than seeds), and so knows these variables:
@@ -16,8 +17,34 @@
 //!
 //! A failure prints the seed that repeats it.
 
+// Helpers whose names say what they do; each test uses a part of them.
+#![allow(missing_docs)]
+
 mod cases;
+pub mod library;
+pub mod program;
 mod rng;
+
+use std::path::{Path, PathBuf};
 
 pub use cases::{Cases, all, are_usual, cases, is_only, keep, only, part, spread, trace, work};
 pub use rng::Rng;
+
+/// The folder of what cargo builds with one profile: `target/debug`, where the test runs in `deps`.
+pub fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's file");
+    let deps = test.parent().expect("a folder");
+    deps.parent().expect("a folder").into()
+}
+
+/// The folder for temporary files on a disk, `target/tmp`.
+pub fn temporary() -> PathBuf {
+    let folder = built().with_file_name("tmp");
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    folder
+}
+
+/// A file of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}

@@ -4,13 +4,12 @@
 //!
 //! With `ZEBU_ALL` a test continues after a difference, and counts them.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod accepted;
 mod errors;
 mod grammar;
 mod intended;
+
+use zebu_testkit::program::{self as common};
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,7 @@
 //! Random scripts of qemu-io commands with valid and invalid options, numbers and sizes. None may
 //! panic or take unbounded memory.
 
-#[path = "../common/io_language.rs"]
-mod language;
-
+use crate::common::io_language::exercise;
 use crate::common::{Rng, cases};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
@@ -89,6 +87,6 @@ fn random_scripts_do_not_panic() {
         }
         // Captured, and shown if this panics.
         println!("{text}");
-        language::exercise(&queue, &text);
+        exercise(&queue, &text, zebu_cli::run_io_language);
     }
 }

@@ -1,8 +1,5 @@
 //! The tests of the program, a subject a module.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod amend;
 mod backup;
 mod backup_bad_input;
@@ -86,3 +83,5 @@ mod vhost_user_blk;
 mod vmdk;
 mod vmdk_create;
 mod written_names;
+
+use zebu_testkit::program::{self as common};

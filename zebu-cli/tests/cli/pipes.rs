@@ -46,8 +46,18 @@ fn ended(mut child: Child) -> Answer {
     }
 }
 
-impl Lab {
+/// What these tests do in a lab.
+pub trait Streams {
     /// As [`Lab::start_zebu`], with a pipe for messages.
+    fn start_zebu_heard(&self, args: &[&str]) -> Child;
+    /// The disk of an image as a raw file, by QEMU.
+    fn expand(&self, format: &str, image: &str, raw: &str);
+    fn read(&self, name: &str) -> Vec<u8>;
+    /// Fails the test unless QEMU finds no error in the image and the disk of `raw`.
+    fn assert_good(&self, format: &str, image: &str, raw: &str, what: &str);
+}
+
+impl Streams for Lab {
     fn start_zebu_heard(&self, args: &[&str]) -> Child {
         std::process::Command::new(program())
             .args(args)
@@ -60,7 +70,6 @@ impl Lab {
             .expect("the program under test")
     }
 
-    /// The disk of an image as a raw file, by QEMU.
     fn expand(&self, format: &str, image: &str, raw: &str) {
         self.qemu_img(&["convert", "-f", format, "-O", "raw", image, raw])
             .ok("qemu-img convert");
@@ -70,7 +79,6 @@ impl Lab {
         fs::read(self.path(name)).expect(name)
     }
 
-    /// Fails the test unless QEMU finds no error in the image and the disk of `raw`.
     fn assert_good(&self, format: &str, image: &str, raw: &str, what: &str) {
         if format != "raw" {
             self.qemu_img(&["check", "-f", format, image]).ok(what);

@@ -2,10 +2,9 @@
 //! compressed streams in many parts. Guards against zeroes for what the stream lacks, against old data
 //! that stay where the disk is zero, and against content that is lost between two parts.
 
-#[path = "../../../zebu/tests/common/small_images.rs"]
-mod images;
-
 use std::fs::{self, File};
+
+use zebu_testkit::library::small_images as images;
 
 use crate::common::vmdk::{content, descriptor, stream};
 use crate::common::{Answer, Lab, Loop, Rng, beyond_qemu, cases};

@@ -44,7 +44,12 @@ fn generate(lab: &Lab, random: &mut Rng) -> u64 {
     size
 }
 
-impl Lab {
+/// What these tests do in a lab.
+pub trait VdiLab {
+    fn u32_le(&self, offset: u64) -> u32;
+}
+
+impl VdiLab for Lab {
     fn u32_le(&self, offset: u64) -> u32 {
         self.u32_at("x.vdi", offset).swap_bytes()
     }

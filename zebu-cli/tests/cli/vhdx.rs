@@ -3,22 +3,40 @@
 //! sectors of 4 KiB) is built from the specification.
 //!
 
-#[path = "../../../zebu/tests/common/vhdx_image.rs"]
-mod vhdx_image;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use crate::common::server::Server;
 use crate::common::vhost::{Disk, READ, serve};
 use crate::common::{Answer, Lab, Rng, assert_same_answer, beyond_qemu, cases};
-use vhdx_image::{
+use zebu_testkit::library::vhdx_image::{
     Builder, Change, HEADERS, LOG_SECTOR, LogEntry, METADATA_TABLE, MIB, NOT_PRESENT, OLD_UNMAPPED,
     PARTIALLY_PRESENT, PRESENT, REGION_TABLES, UNDEFINED, UNMAPPED, ZERO, guid, seal, seal_all,
 };
 use zebu_vhost::front_end::Setup;
 
-impl Lab {
+/// What these tests do in a lab.
+pub trait VhdxLab {
+    fn bytes_at<const N: usize>(&self, name: &str, offset: u64) -> [u8; N];
+    fn u64_le(&self, name: &str, offset: u64) -> u64;
+    /// Where an image of QEMU has its block allocation table.
+    fn bat(&self, name: &str) -> u64;
+    /// Creates an image with qemu-img.
+    fn create(&self, name: &str, options: &str, size: u64);
+    /// Runs commands of qemu-io on an image.
+    fn change(&self, name: &str, script: &str);
+    /// Converts an image to raw with both programs, and compares the results.
+    #[track_caller]
+    fn assert_same_disk(&self, image: &str, what: &str);
+    /// The disk must be this one.
+    #[track_caller]
+    fn assert_disk(&self, image: &str, expected: &str, what: &str);
+    /// What `map` says must agree with the disk, and with the file if there is one only.
+    #[track_caller]
+    fn assert_map(&self, image: &str, disk: &str, what: &str);
+}
+
+impl VhdxLab for Lab {
     fn bytes_at<const N: usize>(&self, name: &str, offset: u64) -> [u8; N] {
         let mut bytes = [0; N];
         let file = File::open(self.path(name)).unwrap();
@@ -30,12 +48,10 @@ impl Lab {
         u64::from_le_bytes(self.bytes_at(name, offset))
     }
 
-    /// Where an image of QEMU has its block allocation table.
     fn bat(&self, name: &str) -> u64 {
         self.u64_le(name, REGION_TABLES[0] + 32)
     }
 
-    /// Creates an image with qemu-img.
     fn create(&self, name: &str, options: &str, size: u64) {
         let mut args = vec!["create", "-q", "-f", "vhdx"];
         if !options.is_empty() {
@@ -46,13 +62,11 @@ impl Lab {
         self.qemu_img(&args).ok("create");
     }
 
-    /// Runs commands of qemu-io on an image.
     fn change(&self, name: &str, script: &str) {
         let args = ["-f", "vhdx", name];
         self.qemu_io_script(&args, script).ok("change");
     }
 
-    /// Converts an image to raw with both programs, and compares the results.
     #[track_caller]
     fn assert_same_disk(&self, image: &str, what: &str) {
         self.qemu_img(&["convert", image, "-O", "raw", "theirs.raw"])
@@ -60,7 +74,6 @@ impl Lab {
         self.assert_disk(image, "theirs.raw", what);
     }
 
-    /// The disk must be this one.
     #[track_caller]
     fn assert_disk(&self, image: &str, expected: &str, what: &str) {
         let args = ["convert", image, "-O", "raw", "ours.raw"];
@@ -69,7 +82,6 @@ impl Lab {
         self.assert_map(image, expected, what);
     }
 
-    /// What `map` says must agree with the disk, and with the file if there is one only.
     #[track_caller]
     fn assert_map(&self, image: &str, disk: &str, what: &str) {
         let answer = self.zebu(&["map", "--output=json", image]).ok(what);

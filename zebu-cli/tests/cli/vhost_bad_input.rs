@@ -2,13 +2,11 @@
 //! panic, hang, access memory that is not the guest's, or take unbounded memory, and must go on
 //! serving other front ends.
 
-#[path = "../common/hostile_vhost.rs"]
-mod hostile_vhost;
-
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use crate::common::hostile_vhost;
 use crate::common::server::{Server, wait_until};
 use crate::common::vhost::*;
 use crate::common::{Lab, Rng, TIME_LIMIT, beyond_qemu, cases};

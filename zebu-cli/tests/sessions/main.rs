@@ -5,10 +5,6 @@
 //! A failed run prints its seed and the commands of the shortest list of steps that fails.
 
 mod bitmaps;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../../../zebu/tests/common/dirty.rs"]
-mod dirty;
 mod found;
 mod limited;
 mod make;
@@ -17,6 +13,9 @@ mod refused;
 mod steps;
 mod targets;
 mod world;
+
+use zebu_testkit::library::dirty;
+use zebu_testkit::program::{self as common};
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -4,14 +4,13 @@
 //!
 
 mod built;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../../../zebu/tests/common/small_images.rs"]
-mod images;
 mod parallels;
 mod qcow;
 mod qed;
 mod vpc;
+
+use zebu_testkit::library::small_images as images;
+use zebu_testkit::program::{self as common};
 
 use std::fs;
 

@@ -4,14 +4,13 @@
 //! name, and as a backing file whose format is guessed.
 //!
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../../../zebu/tests/common/small_images.rs"]
-mod images;
 mod others;
 mod ova;
 mod qcow2;
 mod vmdk;
+
+use zebu_testkit::library::small_images as images;
+use zebu_testkit::program::{self as common};
 
 use std::fs;
 

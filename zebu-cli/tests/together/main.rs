@@ -7,10 +7,10 @@
 
 mod alone;
 mod commands;
-#[path = "../common/mod.rs"]
-mod common;
 mod supervised;
 mod world;
+
+use zebu_testkit::program::{self as common};
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -6,12 +6,12 @@ use zebu::qcow2::SnapshotName;
 use zebu::storage::{Buffer, Queue};
 
 use super::{Contents, Run, Verdict, context};
-use crate::allowed_flags::allowed_flags;
 use crate::bitmaps::{Found, check_bitmaps, note_lost};
 use crate::content::{self, Tag, ZERO};
 use crate::disk::{Cut, SECTOR};
 use crate::model::{Model, UNREADABLE, check_cells};
 use crate::sched;
+use zebu_testkit::library::allowed_flags::allowed_flags;
 
 impl Run<'_> {
     /// Reads a device in full. Sectors of a damaged image may be [`UNREADABLE`].

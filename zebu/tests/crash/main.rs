@@ -15,23 +15,17 @@
 //! A failure prints the seed that repeats it. (`queues`, `commit`, `rebase` and `convert` have
 //! threads, whose schedule differs in each run.)
 
-#[path = "../common/allowed_flags.rs"]
-mod allowed_flags;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/dirty.rs"]
-mod dirty;
-
 mod bitmaps;
 #[cfg(debug_assertions)]
 mod breaks;
 mod damaged;
-mod disk;
 mod faults;
 mod judge;
 mod new_images;
 mod states;
 mod workloads;
+
+use zebu_testkit::library::{self as common, allowed_flags, dirty, disk};
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

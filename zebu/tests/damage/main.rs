@@ -3,14 +3,14 @@
 //! rebased and repaired. Data that the damage does not concern ([`layout::Layout::suspects`]) must
 //! read as before, unless the image is refused.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod images;
 mod layout;
 mod named;
 mod repair;
 mod storage;
 mod work;
+
+use zebu_testkit::library::{self as common};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -17,20 +17,15 @@
 mod case;
 mod change;
 mod closed;
-#[path = "../common/mod.rs"]
-mod common;
-#[allow(dead_code)]
-#[path = "../crash/disk.rs"]
-mod disk;
 mod driven;
-#[path = "../common/driven.rs"]
-mod driven_queue;
 mod flush;
 mod model;
 mod origin;
 mod places;
 mod suspended;
 mod task;
+
+use zebu_testkit::library::{self as common, disk, driven as driven_queue};
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

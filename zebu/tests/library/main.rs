@@ -1,8 +1,5 @@
 //! Tests of the library, a subject a module.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod cache_options;
 mod convert;
 mod dropped_tasks;
@@ -22,3 +19,5 @@ mod remote;
 mod same_cluster;
 mod shared_device;
 mod write_errors;
+
+use zebu_testkit::library::{self as common};

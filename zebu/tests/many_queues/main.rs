@@ -11,18 +11,10 @@
 //!
 //! A failure prints the seed of its image. (The schedule of threads differs in each run.)
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/dirty.rs"]
-mod dirty;
-#[path = "../common/driven.rs"]
-mod driven;
 mod exchanges;
 mod hooked;
-#[path = "../common/ledger.rs"]
-mod ledger;
-#[path = "../common/load.rs"]
-mod load;
+
+use zebu_testkit::library::{self as common, dirty, driven, ledger, load};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

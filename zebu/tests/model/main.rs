@@ -7,22 +7,14 @@
 //! With `ZEBU_TRACE` each request of one thread is printed.
 
 mod bitmaps;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/dirty.rs"]
-mod dirty;
 mod disk;
-#[path = "../common/driven.rs"]
-mod driven;
 mod interop;
-#[path = "../common/ledger.rs"]
-mod ledger;
-#[path = "../common/load.rs"]
-mod load;
 mod many_threads;
 mod one_thread;
 mod setup;
 mod step;
+
+use zebu_testkit::library::{self as common, dirty, driven, ledger, load};
 
 use std::path::Path;
 use std::sync::LazyLock;

@@ -1,6 +1,4 @@
-//! What a dirty bitmap must show, by the content of the disk. The tests of the program include this
-//! file by its path.
-#![allow(dead_code, reason = "each crate uses a part of it")]
+//! What a dirty bitmap must show, by the content of the disk.
 
 use std::sync::Arc;
 

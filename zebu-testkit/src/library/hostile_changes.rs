@@ -26,7 +26,7 @@ use zebu::qcow2::{Snapshot, SnapshotName};
 use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage};
 use zebu::{Error, Result};
 
-use crate::hostile_images::{self, Rng};
+use super::hostile_images::{self, Rng};
 
 /// Bytes that an image may grow to.
 const MOST: u64 = 64 << 20;

@@ -4,7 +4,7 @@
 
 use zebu::internal::codec::{Compression, Compressor};
 
-use crate::hostile_images::Rng;
+use super::hostile_images::Rng;
 
 const SECTOR: usize = 512;
 /// The first sector behind the descriptor.

@@ -1,7 +1,5 @@
 //! VHDX images that are built from the specification (\[MS-VHDX\]), apart from the library's code.
 //! The tests of the program and the fuzz targets include this file by its path.
-#![allow(dead_code, reason = "each crate uses a part of it")]
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;

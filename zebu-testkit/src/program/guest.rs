@@ -22,8 +22,8 @@ pub fn kernel() -> Option<&'static Path> {
         if !have("qemu-system-x86_64") {
             return None;
         }
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/get-guest.sh");
+        let folder = crate::temporary().join("guest");
+        let script = crate::repository("scripts/get-guest.sh");
         let output = Command::new("sh").arg(script).arg(&folder).output().ok()?;
         if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr);

@@ -12,13 +12,14 @@
 //! tests. Tests that demand more than QEMU does call [`beyond_qemu`] and are skipped then.
 
 // Each test crate uses a part of this module.
-#![allow(dead_code, unused_imports)]
-
 pub mod answer;
 pub mod bytes;
 pub mod documented;
 pub mod files;
 pub mod guest;
+#[cfg(feature = "vhost")]
+pub mod hostile_vhost;
+pub mod io_language;
 pub mod lab;
 pub mod loop_device;
 pub mod nginx;
@@ -32,19 +33,20 @@ pub mod sshd;
 pub mod store;
 pub mod terminal;
 pub mod tls;
+#[cfg(feature = "vhost")]
 pub mod vhost;
 pub mod vmdk;
 pub mod web;
 
 use std::time::Duration;
 
+pub use crate::{Cases, all as all_cases, cases, part, spread};
 pub use answer::{Answer, assert_same_answer, comparable, compare_answers};
 pub use lab::{Held, Lab, Limits};
 pub use loop_device::Loop;
 pub use programs::{beyond_qemu, peer, program, testing_qemu};
 pub use recipe::QCOW2_OPTIONS;
 pub use rng::Rng;
-pub use zebu_testkit::{Cases, all as all_cases, cases, part, spread};
 
 /// These cases, from the one of this index on.
 pub fn rotated<T, const N: usize>(mut cases: [T; N], first: usize) -> [T; N] {

@@ -1,4 +1,4 @@
-//! Runs qemu-io commands on an image in memory. `io_language.rs` and a fuzz target use this file.
+//! Runs qemu-io commands on an image in memory.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ fn is_inside(line: &str) -> bool {
     !OUTSIDE.contains(&command) && !words.any(|w| w.starts_with('-') && w.contains('s'))
 }
 
-/// Runs the lines of `text`.
-pub fn exercise(queue: &Queue, text: &str) {
+/// Runs the lines of `text`, by `run`.
+pub fn exercise<R>(queue: &Queue, text: &str, run: impl FnOnce(Queue, Device, &str) -> R) {
     let storage: Arc<dyn Storage> = Arc::new(Memory::new(Vec::new()));
     let create = CreateQcow2::default().size(1 << 20).cluster_bits(12);
     queue
@@ -37,5 +37,5 @@ pub fn exercise(queue: &Queue, text: &str) {
     let options = OpenOptions::default().write(true);
     let device = Device::from_storage(queue, storage, &options).expect("a new image opens");
     let lines: Vec<&str> = text.lines().filter(|l| is_inside(l)).take(LINES).collect();
-    zebu_cli::run_io_language(queue.clone(), device, &lines.join("\n"));
+    run(queue.clone(), device, &lines.join("\n"));
 }

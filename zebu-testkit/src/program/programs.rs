@@ -102,7 +102,7 @@ fn subject() -> &'static Subject {
     static SUBJECT: OnceLock<Subject> = OnceLock::new();
     SUBJECT.get_or_init(|| {
         let program = std::env::var_os("ZEBU_TEST_BIN")
-            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_zebu")), program_path);
+            .map_or_else(|| crate::built().join("zebu"), program_path);
         let io = (program.file_name() == Some(OsStr::new("qemu-img")))
             .then(|| program.with_file_name("qemu-io"));
         Subject { program, io }

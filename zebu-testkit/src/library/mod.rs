@@ -1,11 +1,20 @@
 //! What many tests need: storages of each kind, reproducible random numbers, vectored memory, a
 //! watchdog, and QEMU as a peer.
 
-// Each test crate uses a part of this module.
-#![allow(dead_code, unused_imports)]
-
+pub mod allowed_flags;
+pub mod dirty;
+pub mod disk;
+pub mod driven;
 pub mod faulty;
+pub mod hostile_changes;
+pub mod hostile_images;
+pub mod hostile_vhdx;
+pub mod hostile_vmdk;
+pub mod ledger;
+pub mod load;
 pub mod peer;
+pub mod small_images;
+pub mod vhdx_image;
 
 use std::fs;
 use std::io::Write;
@@ -22,7 +31,7 @@ use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpenFile, Queue, QueueOptions, Storage, open_file,
 };
 
-pub use zebu_testkit::{Cases, Rng, cases, work};
+pub use crate::{Cases, Rng, cases, work};
 
 /// Counts requests, states or cases that have ended.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
@@ -219,7 +228,7 @@ pub const DEVICE_BYTES: u64 = 2 << 20;
 
 impl Places {
     pub fn new() -> Self {
-        let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let disk = tempfile::tempdir_in(crate::temporary()).unwrap();
         let tmpfs = match tempfile::tempdir_in("/dev/shm") {
             Ok(folder) => Some(folder),
             Err(e) => {

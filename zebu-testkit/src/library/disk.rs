@@ -14,8 +14,8 @@ use std::task::{Context, Poll};
 
 use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 
-use crate::common::Rng;
-use crate::common::faulty::libc_eio;
+use super::faulty::libc_eio;
+use crate::Rng;
 
 /// A reading of the disk's clock. Each begin and each end has its own.
 pub type Time = u64;

@@ -20,7 +20,7 @@ use zebu::qcow2::{BitmapEntry, Compression, Snapshot, SnapshotName};
 use zebu::storage::{Buffer, Memory, Queue, Storage};
 use zebu::{Error, Result};
 
-pub use zebu_testkit::Rng;
+pub use crate::Rng;
 
 /// An image that is built cluster by cluster.
 struct Builder {

@@ -1,14 +1,12 @@
 //! Damaged VHDX images, and all that reads one, for the test `vhdx.rs` and, by path, for a fuzz
 //! target.
-#![allow(dead_code, reason = "each crate uses a part of it")]
-
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Policy};
 use zebu::storage::{Memory, Queue};
 
-use crate::hostile_images;
-use crate::vhdx_image::{Random, build, damage};
+use super::hostile_images;
+use super::vhdx_image::{Random, build, damage};
 
 /// A damaged image, perhaps a differencing one.
 pub fn damaged(random: Random<'_>) -> Vec<u8> {

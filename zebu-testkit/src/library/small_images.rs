@@ -1,7 +1,5 @@
 //! Images of formats that are only read, built from their descriptions: VHD, qcow version 1, QED,
 //! Parallels, DMG, cloop and Bochs.
-#![allow(dead_code, reason = "each test uses a part of it")]
-
 use bzip2::{Action, Compress, Compression};
 use zebu_deflate::{Encoder, Level};
 

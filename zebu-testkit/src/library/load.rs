@@ -11,9 +11,9 @@ use zebu::Error;
 use zebu::block::{Device, InUse, SharedDevice, Zeroing};
 use zebu::storage::{Buffer, Queue, QueueOptions};
 
-use crate::common::{Rng, progress};
-use crate::driven::Driven;
-use crate::ledger::{BLOCK, Ledger, Sequence, stamped};
+use super::driven::Driven;
+use super::ledger::{BLOCK, Ledger, Sequence, stamped};
+use super::{Rng, progress};
 
 /// What the threads have in common.
 #[derive(Clone)]
