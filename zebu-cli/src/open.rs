@@ -131,13 +131,6 @@ pub fn device_with(
         return Ok(device);
     }
     // The snapshot's own errors are worded differently from those of opening.
-    if device.top().as_qcow2().is_none() {
-        let format = device.top().format().name();
-        return Err(Failure::new(format!(
-            "Failed to load snapshot: Block format '{format}' used by device '' does not support \
-             temporarily loading internal snapshots"
-        )));
-    }
     drop(device);
     // It was warned of what the plain image is.
     Device::open(queue, &source, options)

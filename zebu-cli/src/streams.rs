@@ -35,10 +35,10 @@ pub fn input(name: &OsStr) -> io::Result<Input> {
         None => return Ok(Input::File(name.to_owned())),
     };
     let kind = file.metadata()?.file_type();
-    let is_at_start = kind.is_block_device() || kind.is_file() && (&file).stream_position()? == 0;
-    match is_at_start {
+    // What precedes the position of standard input is not part of it. A name leads to the whole file.
+    let is_file = kind.is_file() && (name != STANDARD || (&file).stream_position()? == 0);
+    match kind.is_block_device() || is_file {
         true => Ok(Input::File(real_name(name, 0))),
-        // Otherwise what precedes is not part of it.
         false => Ok(Input::Stream(file)),
     }
 }

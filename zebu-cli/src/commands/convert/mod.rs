@@ -460,6 +460,11 @@ fn open_sources(
     if arguments.disk.is_some() && (names.len() > 1 || arguments.source.name.image_opts) {
         return Err(Failure::new("--disk takes one appliance, by its name"));
     }
+    if snapshot.is_some() && arguments.disk.is_some() {
+        return Err(Failure::new(
+            "the disks of an appliance have no snapshots: leave out -l",
+        ));
+    }
     if snapshot.is_some() && names.len() > 1 {
         return Err(Failure::new(
             "No support for concatenating multiple snapshot",

@@ -386,6 +386,13 @@ impl Opening<'_> {
             vpc,
         })
         .await?;
+        if role == Role::Top && self.options.snapshot.is_some() && image.as_qcow2().is_none() {
+            return Err(Error::Refused(format!(
+                "Block format '{}' used by device '' does not support temporarily loading internal \
+                 snapshots",
+                driver.name
+            )));
+        }
         // A check does not read what is behind the image.
         if let Some(above) = self.layers.last()
             && !self.options.check

@@ -97,7 +97,7 @@ impl Identity {
     }
 
     /// Whether an answer is of the same object. It must have what this one has, but for the length,
-    /// and for the date if the ETag is the same, or if it is a range that was asked for with the
+    /// for a weak ETag if there is a date, and for the date if the ETag is the same, or if it is a range that was asked for with the
     /// condition (`has_met_condition`): such an answer need not have it.
     pub fn check(&self, other: &Identity, has_met_condition: bool) -> Result<(), Trouble> {
         fn differs(own: &Option<String>, other: &Option<String>, may_lack: bool) -> bool {
@@ -108,10 +108,14 @@ impl Identity {
             }
         }
         let may_lack_date = has_met_condition || self.etag.is_some();
+        // The strong one or the date must be there then.
+        let may_lack_tag = self.etag.is_some() || self.modified.is_some();
         let what = if self.length.is_some() && other.length.is_some() && self.length != other.length
         {
             "its length is another one"
-        } else if differs(&self.etag, &other.etag, false) || differs(&self.tag, &other.tag, true) {
+        } else if differs(&self.etag, &other.etag, false)
+            || differs(&self.tag, &other.tag, may_lack_tag)
+        {
             "its ETag is another one"
         } else if differs(&self.modified, &other.modified, may_lack_date) {
             "it was modified"
@@ -339,6 +343,9 @@ mod tests {
         assert_eq!(weak.condition(), None);
         assert!(weak.check(&of(Some("\"a\""), None, None), false).is_ok());
         assert!(weak.check(&of(Some("W/\"b\""), None, None), false).is_err());
+        assert!(weak.check(&of(None, None, None), false).is_err());
+        let dated = of(Some("W/\"a\""), Some("then"), None);
+        assert!(dated.check(&of(None, Some("then"), None), false).is_ok());
     }
 
     #[test]
