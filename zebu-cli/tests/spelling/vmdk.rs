@@ -46,6 +46,19 @@ fn descriptor(random: &mut Rng, extents: &[Vec<u8>], encoding: &str) -> (Vec<u8>
     if !random.one_in(4) {
         lines.push(random.pick(&title).as_bytes().to_vec());
     }
+    // More than what is looked at to guess a format.
+    if random.one_in(4) {
+        let words = ["made by hand", "a licence of this disk", ""];
+        for _ in 0..random.below(30) {
+            lines.push(format!("# {}", random.pick(&words).repeat(4)).into_bytes());
+        }
+    }
+    let data = b"ddb.adapterType = \"ide\"".to_vec();
+    let are_first = random.one_in(4);
+    if are_first {
+        lines.extend_from_slice(extents);
+        lines.insert(random.below(lines.len() as u64 + 1) as usize, data.clone());
+    }
     for (key, value) in values {
         let key = match random.one_in(6) {
             true => key.to_uppercase(),
@@ -64,9 +77,11 @@ fn descriptor(random: &mut Rng, extents: &[Vec<u8>], encoding: &str) -> (Vec<u8>
             _ => {}
         }
     }
-    lines.push(b"# Extent description".to_vec());
-    lines.extend_from_slice(extents);
-    lines.push(b"ddb.adapterType = \"ide\"".to_vec());
+    if !are_first {
+        lines.push(b"# Extent description".to_vec());
+        lines.extend_from_slice(extents);
+        lines.push(data);
+    }
     let mut text = lines.join(end);
     text.extend(end);
     let has_mark = random.one_in(3);

@@ -125,15 +125,15 @@ fn value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     found.eq_ignore_ascii_case(name).then(|| rest.trim_ascii())
 }
 
-/// Whether this begins a descriptor, in any spelling: comments, blank lines and values with the names
-/// of a descriptor's, in any order.
+/// Whether this begins a descriptor, in any spelling: comments, blank lines, extents and values with the
+/// names of a descriptor's, in any order. Comments without an end are one, too: what follows them may be.
 pub fn is_one(head: &[u8]) -> bool {
     let text = text(head);
     let is_title = |line: &[u8]| {
         let start = line.trim_ascii_start().get(..TITLE.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(TITLE))
     };
-    let mut is_told = false;
+    let (mut is_told, mut has_comments, mut is_filler) = (false, false, true);
     // The last line may not be complete.
     let is_cut = text.len() + BYTE_ORDER_MARK.len() >= head.len();
     let count = lines(text).count() - usize::from(is_cut);
@@ -141,16 +141,28 @@ pub fn is_one(head: &[u8]) -> bool {
         let named = NAMES.iter().find(|name| value(line, name).is_some());
         match line.trim_ascii() {
             [] => {}
-            [b'#', ..] => is_told |= is_title(line),
+            [b'#', ..] => {
+                is_told |= is_title(line);
+                has_comments = true;
+            }
+            [b'd', b'd', b'b', b'.', rest @ ..] if rest.contains(&b'=') => is_told = true,
             _ if named.is_some() => {
                 is_told |=
                     [&b"version"[..], b"CID", b"createType"].contains(named.unwrap_or(&&b""[..]));
             }
-            // Extents, or values of which there are many.
-            _ => break,
+            line => {
+                is_told |= !matches!(extent(line), Ok(None));
+                is_filler = false;
+                break;
+            }
         }
     }
-    is_told
+    let rest = lines(text)
+        .nth(count)
+        .unwrap_or_default()
+        .trim_ascii_start();
+    let has_comments = has_comments || rest.starts_with(b"#");
+    is_told || is_cut && is_filler && has_comments
 }
 
 /// What follows the first occurrence of `name`.
