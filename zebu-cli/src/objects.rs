@@ -1,5 +1,5 @@
-//! `--object`: credentials and secrets that images are named with (`tls-creds=ID`,
-//! `password-secret=ID`).
+//! `--object`: what images are named with by id: credentials (`tls-creds=ID`), secrets
+//! (`password-secret=ID`), limits (`throttle-group=ID`).
 //!
 //! They hold for every image that the process opens, like strict mode
 //! (`untrusted.rs`), and are kept in the same way.
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use zebu::block::{Objects, Secret};
+use zebu::block::{Objects, Secret, ThrottleGroup, ThrottleLimits};
 use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
@@ -54,22 +54,29 @@ pub fn files() -> Vec<PathBuf> {
 }
 
 /// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on`,
-/// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu` or `secret,id=ID,file=FILE`, or the
-/// same as JSON.
+/// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu`, `secret,id=ID,file=FILE` or
+/// `throttle-group,id=ID,limits.iops-total=100`, or the same as JSON.
 pub fn add(text: &OsStr) -> Result<(), Failure> {
     let wrong = |why: String| Failure::new(format!("--object {}: {why}", text.shown()));
     let members = members(text).map_err(wrong)?;
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = kept.get_or_insert_default();
     // The options of one command may be processed more than once.
-    let (id, is_same) = if members.kind == "secret" {
+    let (id, is_same) = if members.kind == "throttle-group" {
+        // In QEMU's words, which have no more than this.
+        let (id, group) = throttle_group(members).map_err(Failure::new)?;
+        let is_new = !kept.tls.contains_key(&id) && !kept.secrets.contains_key(&id);
+        let limits = group.limits();
+        let kept = kept.throttle_groups.entry(id.clone()).or_insert(group);
+        (id, is_new && kept.limits() == limits)
+    } else if members.kind == "secret" {
         let (id, secret) = secret(members).map_err(wrong)?;
-        let is_new = !kept.tls.contains_key(&id);
+        let is_new = !kept.tls.contains_key(&id) && !kept.throttle_groups.contains_key(&id);
         let other = kept.secrets.insert(id.clone(), secret.clone());
         (id, is_new && other.is_none_or(|other| other == secret))
     } else {
         let (id, credentials) = credentials(members).map_err(wrong)?;
-        let is_new = !kept.secrets.contains_key(&id);
+        let is_new = !kept.secrets.contains_key(&id) && !kept.throttle_groups.contains_key(&id);
         let other = kept.tls.insert(id.clone(), credentials.clone());
         (id, is_new && other.is_none_or(|other| other == credentials))
     };
@@ -85,6 +92,32 @@ pub fn add(text: &OsStr) -> Result<(), Failure> {
 pub fn all() -> Objects {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     kept.clone().unwrap_or_default()
+}
+
+/// Limits that nodes keep to together.
+fn throttle_group(members: Members) -> Result<(String, ThrottleGroup), String> {
+    let (mut id, mut limits) = (None, ThrottleLimits::default());
+    for (key, value) in members.rest {
+        let value = value.to_string_lossy().into_owned();
+        if key == "id" {
+            id = Some(value);
+            continue;
+        }
+        let unexpected = || format!("Parameter '{key}' is unexpected");
+        let name = key.strip_prefix("x-").or(key.strip_prefix("limits."));
+        let name = name.ok_or_else(unexpected)?;
+        if !limits.set(name, 0) {
+            return Err(unexpected());
+        }
+        let number: i64 = value
+            .parse()
+            .map_err(|_| format!("Parameter '{key}' expects integer"))?;
+        let number = u64::try_from(number).map_err(|_| "Property values cannot be negative")?;
+        limits.set(name, number);
+    }
+    let id = id.ok_or("Parameter 'id' is missing")?;
+    let group = ThrottleGroup::new(limits).map_err(|e| e.to_string())?;
+    Ok((id, group))
 }
 
 /// A secret, which is in a file: the arguments of a command are seen by all users.
@@ -198,8 +231,8 @@ impl Object {
             "tls-creds-psk" => Kind::Keys { user: None },
             "secret" => return Err("a secret is no TLS credentials".into()),
             _ => {
-                let why = "objects other than tls-creds-x509, tls-creds-psk and secret are not \
-                           part of this version";
+                let why = "objects other than tls-creds-x509, tls-creds-psk, secret and \
+                           throttle-group are not part of this version";
                 return Err(why.into());
             }
         };
@@ -258,13 +291,19 @@ fn words(text: &OsStr) -> Vec<(String, OsString)> {
 fn json(text: &OsStr) -> Result<Vec<(String, OsString)>, String> {
     let map: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(text.as_bytes()).map_err(|e| e.to_string())?;
-    let members = map
-        .into_iter()
-        .map(|(key, value)| match value {
-            serde_json::Value::String(text) => (key, text.into()),
-            other => (key, other.to_string().into()),
-        })
-        .collect();
+    let mut members = Vec::new();
+    for (key, value) in map {
+        match value {
+            serde_json::Value::String(text) => members.push((key, text.into())),
+            serde_json::Value::Object(inner) => {
+                let inner = inner.into_iter();
+                members.extend(
+                    inner.map(|(name, value)| (format!("{key}.{name}"), value.to_string().into())),
+                );
+            }
+            other => members.push((key, other.to_string().into())),
+        }
+    }
     Ok(members)
 }
 
@@ -331,6 +370,45 @@ mod tests {
             "{",
         ] {
             assert!(parse(OsStr::new(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn limits_are_read_under_both_names() {
+        let of = |text: &str| throttle_group(members(OsStr::new(text))?);
+        for text in [
+            "throttle-group,id=g,x-iops-total=10,limits.bps-read=5",
+            r#"{"qom-type":"throttle-group","id":"g","limits":{"iops-total":10,"bps-read":5}}"#,
+        ] {
+            let (id, group) = of(text).unwrap();
+            let limits = group.limits();
+            assert_eq!((&*id, limits.requests[0].average), ("g", 10), "{text}");
+            assert_eq!(limits.bytes[1].average, 5, "{text}");
+        }
+        for (text, why) in [
+            ("throttle-group,x-iops-total=1", "Parameter 'id' is missing"),
+            (
+                "throttle-group,id=g,x-foo=1",
+                "Parameter 'x-foo' is unexpected",
+            ),
+            (
+                "throttle-group,id=g,iops-total=1",
+                "Parameter 'iops-total' is unexpected",
+            ),
+            (
+                "throttle-group,id=g,x-iops-total=a",
+                "Parameter 'x-iops-total' expects integer",
+            ),
+            (
+                "throttle-group,id=g,x-iops-total=-1",
+                "Property values cannot be negative",
+            ),
+            (
+                "throttle-group,id=g,x-iops-size=1",
+                "iops size requires an iops value to be set",
+            ),
+        ] {
+            assert_eq!(of(text).unwrap_err(), why, "{text}");
         }
     }
 

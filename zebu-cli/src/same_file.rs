@@ -94,6 +94,7 @@ pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
 fn rules(file: &FileSpec) -> Option<&Path> {
     match &file.driver {
         FileDriver::Blkdebug(debug) => debug.config().or_else(|| rules(&debug.image)),
+        FileDriver::Filter(filter) => rules(&filter.file),
         FileDriver::Image(image) => rules(&image.file),
         _ => None,
     }

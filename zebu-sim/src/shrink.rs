@@ -180,6 +180,16 @@ const STEPS: &[fn(&mut What)] = &[
         }
     },
     |what| {
+        if let What::Open(opening) = what {
+            opening.copy_on_read = false;
+        }
+    },
+    |what| {
+        if let What::Open(opening) = what {
+            opening.preallocate = false;
+        }
+    },
+    |what| {
         if let What::Change(ImageChange::Bitmap(BitmapChange::Add(new)), _) = what {
             new.granularity = 512;
         }

@@ -190,6 +190,10 @@ pub struct Opening {
     pub store_bitmaps: bool,
     /// Whether inconsistent bitmaps are removed first.
     pub forget: bool,
+    /// The filter `copy-on-read` over the image.
+    pub copy_on_read: bool,
+    /// The filter `preallocate` over its file.
+    pub preallocate: bool,
 }
 
 /// A request for a range of the disk.
@@ -636,6 +640,8 @@ impl Draw {
             parts: 1 + rng.below(8) as usize,
             store_bitmaps: rng.one_in(2),
             forget: !rng.one_in(4),
+            copy_on_read: rng.one_in(4),
+            preallocate: rng.one_in(4),
         }
     }
 

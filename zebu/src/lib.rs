@@ -71,6 +71,7 @@ mod broken;
 mod codec;
 mod drivers;
 mod error;
+mod filters;
 mod format;
 #[doc(hidden)]
 pub mod internal;

@@ -104,6 +104,7 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
             }
             node(rng, options, &format!("{at}file."), depth - 1);
         }
+        8 if rng.one_in(2) => filter(rng, options, at, depth - 1),
         8 => {
             options.set(format!("{at}driver"), "blkdebug");
             if rng.one_in(3) {
@@ -124,6 +125,32 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
             }
         }
     }
+}
+
+/// Adds a filter, and what is below it.
+fn filter(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
+    let name = rng.pick(&[
+        "throttle",
+        "throttle",
+        "preallocate",
+        "compress",
+        "copy-on-read",
+    ]);
+    options.set(format!("{at}driver"), name);
+    match name {
+        "throttle" if !rng.one_in(5) => {
+            options.set(
+                format!("{at}throttle-group"),
+                rng.pick(&["g", "g", "g", "h"]),
+            );
+        }
+        "preallocate" if rng.one_in(2) => {
+            let align = rng.pick(&["512", "1M", "100"]);
+            options.set(format!("{at}prealloc-align"), align);
+        }
+        _ => {}
+    }
+    node(rng, options, &format!("{at}file."), depth);
 }
 
 /// Images: plain, an overlay, at an offset of a file, inside of a qcow2 disk.
@@ -165,7 +192,8 @@ fn random_descriptions() {
             true => &["--image-opts", &text],
             false => &[&json],
         };
-        let convert = |out| [&["convert", "-O", "raw"], source, &[out]].concat();
+        let group = ["--object", "throttle-group,id=g,x-iops-total=100000"];
+        let convert = |out| [&["convert"], &group[..], &["-O", "raw"], source, &[out]].concat();
         let theirs = lab.qemu_img(&convert("theirs.raw"));
         let ours = lab.zebu(&convert("ours.raw"));
         if theirs.status != 0 {
@@ -195,7 +223,7 @@ fn random_descriptions() {
             "{what}: other content"
         );
         for command in ["info", "map"] {
-            let args = [&[command, "--output=json"], source].concat();
+            let args = [&[command, "--output=json"], &group[..], source].concat();
             let (ours, theirs) = (lab.zebu(&args), lab.qemu_img(&args));
             if theirs.status == 0 {
                 assert_eq!(ours.status, 0, "{what}: {command}: {ours:#?}");

@@ -55,6 +55,74 @@ impl Script {
     }
 }
 
+/// Filters over an image, and over its file.
+struct Filters {
+    throttle: bool,
+    copy_on_read: bool,
+    preallocate: bool,
+    throttle_file: bool,
+}
+
+impl Filters {
+    fn random(rng: &mut Rng) -> Filters {
+        Filters {
+            throttle: rng.one_in(4),
+            copy_on_read: rng.one_in(4),
+            preallocate: rng.one_in(4),
+            throttle_file: rng.one_in(6),
+        }
+    }
+
+    /// The option by which the group of `throttle` is defined.
+    fn object(&self) -> Vec<String> {
+        match self.throttle || self.throttle_file {
+            true => words(&["--object", "throttle-group,id=g,x-iops-total=5000"]),
+            false => Vec::new(),
+        }
+    }
+
+    /// The options of an image with these filters.
+    fn over(&self, image: &str) -> String {
+        const THROTTLE: &str = "driver=throttle,throttle-group=g";
+        let mut options: Vec<String> = image.split("file.driver=file").map(String::from).collect();
+        let mut prefix = String::from("file.");
+        let mut below = String::new();
+        for (is_there, filter) in [
+            (self.preallocate, "driver=preallocate,prealloc-size=200000"),
+            (self.throttle_file, THROTTLE),
+        ] {
+            if is_there {
+                for option in filter.split(',') {
+                    below += &format!("{prefix}{option},");
+                }
+                prefix += "file.";
+            }
+        }
+        if let [_, rest] = &mut options[..] {
+            *rest = format!(
+                "{below}{prefix}driver=file{}",
+                rest.replacen("file.", &prefix, 1)
+            );
+        }
+        let mut image = options.concat();
+        for (is_there, filter) in [
+            (self.copy_on_read, "driver=copy-on-read"),
+            (self.throttle, THROTTLE),
+        ] {
+            if is_there {
+                image = format!("{filter},file.{}", under(&image));
+            }
+        }
+        image
+    }
+}
+
+/// Options, each a level lower, but for the prefix of the first. A comma within a value is doubled.
+fn under(options: &str) -> String {
+    let marked = options.replace(",,", "\u{1}").replace(',', ",file.");
+    marked.replace('\u{1}', ",,")
+}
+
 impl World {
     /// One random step.
     pub fn step(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
@@ -136,7 +204,12 @@ impl World {
         args.extend(words(&["-d", "unmap"]));
         // Some of them change what a discard leaves to snapshots.
         match rng.one_in(if self.snaps.is_empty() { 3 } else { 2 }) {
-            true => args.extend(["--image-opts".into(), self.image_options(by, rng, &name)]),
+            true => {
+                let filters = Filters::random(rng);
+                let options = self.image_options(by, rng, &name);
+                args.extend(filters.object());
+                args.extend(["--image-opts".into(), filters.over(&options)]);
+            }
             false => args.extend(words(&["-f", "qcow2", &name])),
         }
         let answer = shell.io(by, cwd, &args, &script.commands)?;

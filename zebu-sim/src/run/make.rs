@@ -205,8 +205,14 @@ impl<'a> Run<'a> {
         options: OpenOptions,
     ) -> zebu::Result<Device> {
         self.disk.set_align(opening.align);
-        let options = options.format(Some(Format::QCOW2)).cache(opening.mode);
-        self.open_name(queue, IMAGE, &options)
+        let options = options.cache(opening.mode);
+        if opening.preallocate {
+            let file = format!(r#"{{"driver":"file","filename":"{IMAGE}"}}"#);
+            let filter = r#""driver":"preallocate","prealloc-align":4096,"prealloc-size":20000"#;
+            let node = format!(r#""driver":"qcow2","file":{{{filter},"file":{file}}}"#);
+            return self.open_name(queue, &format!("json:{{{node}}}"), &options);
+        }
+        self.open_name(queue, IMAGE, &options.format(Some(Format::QCOW2)))
     }
 
     /// The options for opening the image where any will do.
@@ -221,6 +227,8 @@ impl<'a> Run<'a> {
             parts: 4,
             store_bitmaps: false,
             forget: true,
+            copy_on_read: false,
+            preallocate: false,
         }
     }
 }

@@ -93,6 +93,8 @@ struct Session {
     write_through: bool,
     /// Whether each flush stores dirty bitmaps.
     store_bitmaps: bool,
+    /// Whether reads copy what is behind the image.
+    copies: bool,
     /// When the last change began or ended; None: there was none, or a flush has stored the bitmaps.
     changed: Option<Time>,
 }

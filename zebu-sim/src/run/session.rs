@@ -40,6 +40,7 @@ impl Run<'_> {
             .discard(Some(opening.discard))
             .store_bitmaps(opening.store_bitmaps)
             .detect_zeroes(Some(opening.detect_zeroes))
+            .copy_on_read(opening.copy_on_read)
             .l2_cache_size(opening.cache.map(|c| c.0))
             .l2_cache_entry_size(opening.cache.map(|c| c.1));
         for _ in 0..3 {
@@ -88,6 +89,7 @@ impl Run<'_> {
             polls: Polls::default(),
             write_through: opening.mode.is_write_through(),
             store_bitmaps: opening.store_bitmaps,
+            copies: opening.copy_on_read,
             changed: None,
         });
         match opening.forget {
@@ -240,7 +242,9 @@ impl Run<'_> {
         let waiting = session.flying.iter().filter(|f| !f.driven.is_stalled());
         match stalled {
             Some(stalled) => {
-                if let Some(read) = waiting.clone().find(|f| f.kind == Kind::Read) {
+                // A read that copies is a change, which may wait for others.
+                let is_read = |f: &&Flying| f.kind == Kind::Read && !session.copies;
+                if let Some(read) = waiting.clone().find(is_read) {
                     return Err(format!(
                         "hang: the read of step {} waits for a request that is not polled (one is \
                          that of step {})",

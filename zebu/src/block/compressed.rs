@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::device::Device;
 use super::read::over;
 use crate::Result;
+use crate::drivers::Below;
 use crate::storage::{Iov, Queue};
 
 impl Device {
@@ -16,10 +17,24 @@ impl Device {
     /// As in QEMU, if a cluster is allocated already. `ENOTSUP` if the image cannot have compressed
     /// clusters. Those of [`Device::write`].
     pub async fn write_compressed(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let image = self.top_for_writing(offset, iov.len() as u64)?;
+        self.top_for_writing(offset, iov.len() as u64)?;
         let range = offset..offset + iov.len() as u64;
         let _hooked = self.hooked(queue, range).await?;
-        let below = self.below();
+        if !self.filters.is_empty() && !iov.is_empty() {
+            let filtered = self.filtered();
+            return filtered.write_compressed(queue, offset, iov).await;
+        }
+        self.write_image_compressed(queue, offset, iov).await
+    }
+
+    /// [`Device::write_compressed`] below all filters.
+    pub(super) async fn write_image_compressed(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        iov: &Iov,
+    ) -> Result<()> {
+        let (image, below) = (&self.top().image, self.below());
         image
             .write_compressed(over(queue, &below), offset, iov)
             .await
@@ -38,17 +53,30 @@ impl Device {
         clusters: &[(u64, Range<usize>)],
         data: &[u8],
     ) -> Result<()> {
-        let image = self.top_for_writing(0, 0)?;
+        self.top_for_writing(0, 0)?;
         for (guest, _) in clusters {
             self.check_range(*guest, 1)?;
         }
-        let size = image.cluster_size().unwrap_or(1);
+        let size = self.top().cluster_size().unwrap_or(1);
         let range = match (clusters.first(), clusters.last()) {
             (Some(first), Some(last)) => first.0..(last.0 + size).min(self.size()),
             _ => 0..0,
         };
         let _hooked = self.hooked(queue, range).await?;
-        let below = self.below();
+        match self.filters.is_empty() {
+            true => self.write_image_packed(queue, clusters, data).await,
+            false => self.filtered().write_packed(queue, clusters, data).await,
+        }
+    }
+
+    /// [`Device::write_packed`] below all filters.
+    pub(super) async fn write_image_packed(
+        &self,
+        queue: &Queue,
+        clusters: &[(u64, Range<usize>)],
+        data: &[u8],
+    ) -> Result<()> {
+        let (image, below) = (&self.top().image, self.below());
         image
             .write_packed(over(queue, &below), clusters, data)
             .await

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::exchange::Resting;
+use super::filtered::Filters;
 use super::known_data::KnownData;
 use super::read::Chain;
 use super::{ChangeHook, DetectZeroes, ImageSpec};
@@ -149,6 +150,8 @@ pub struct Device {
     pub(super) inspect: bool,
     /// What is told of changes.
     pub(super) hooks: Vec<Arc<dyn ChangeHook>>,
+    /// What requests pass through.
+    pub(super) filters: Filters,
 }
 
 /// Options of a device that is open for writing.
@@ -178,6 +181,7 @@ impl Device {
             size: size.into(),
             inspect,
             hooks: Vec::new(),
+            filters: Filters::default(),
         }
     }
 

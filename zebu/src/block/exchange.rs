@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::device::{Device, Layer, WriteMode};
 use super::open::MAX_CHAIN;
 use super::read::{Chain, over};
-use crate::drivers::Preallocation;
+use crate::drivers::{Clear, Preallocation};
 use crate::storage::named::named_file;
 use crate::storage::{self, LockRequest, Queue, Storage};
 use crate::{Error, Result};
@@ -138,7 +138,7 @@ impl Device {
         let behind = Chain::below(rest);
         let image = &below.image;
         if is_zero {
-            let zeroed = image.write_zeroes(over(queue, &behind), range, false);
+            let zeroed = image.clear(over(queue, &behind), range, Clear::Zero);
             return zeroed.await;
         }
         let length = (range.end - range.start) as usize;

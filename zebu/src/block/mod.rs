@@ -5,6 +5,7 @@ mod compressed;
 mod device;
 mod exchange;
 mod extents;
+mod filtered;
 mod header;
 mod hooks;
 mod known_data;
@@ -24,6 +25,7 @@ mod zero;
 pub use crate::drivers::{
     BackingName, CreateOption, Format, OptionKind, Preallocation, Raw, StorageId, Vmdk, VmdkExtent,
 };
+pub use crate::filters::{ThrottleBucket, ThrottleGroup, ThrottleGroups, ThrottleLimits};
 pub use crate::protocols::*;
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub(crate) use device::Stamped;

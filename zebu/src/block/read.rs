@@ -76,6 +76,15 @@ impl Device {
     /// [`Io`](crate::Error::Io) of a file.
     pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         self.check_range(offset, iov.len() as u64)?;
+        if !self.filters.is_empty() && !iov.is_empty() {
+            return self.filtered().read(queue, offset, iov).await;
+        }
+        self.read_image(queue, offset, iov).await
+    }
+
+    /// [`Device::read`] below all filters.
+    #[inline]
+    pub(super) async fn read_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let _stay = self.enter();
         self.read_mapped(queue, offset, iov).await
     }

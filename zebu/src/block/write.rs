@@ -4,9 +4,9 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::DetectZeroes;
-use super::device::Device;
+use super::device::{Device, Layer};
 use super::read::over;
-use crate::drivers::AnyImage;
+use crate::drivers::{AnyImage, Below};
 use crate::storage::{self, Iov, OwnedBuffer, Queue};
 use crate::{Error, Result};
 
@@ -67,7 +67,7 @@ impl Device {
 
     /// [`Device::write`] of a range that is inside the disk and not empty. Hooks were told.
     async fn write_range(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let (image, length) = (&self.top().image, iov.len() as u64);
+        let length = iov.len() as u64;
         match self.detect_zeroes() {
             DetectZeroes::Off => {}
             _ if !iov.is_zero() => {}
@@ -79,6 +79,16 @@ impl Device {
                 return Box::pin(self.zero_range(queue, offset, length, zeroing)).await;
             }
         }
+        if !self.filters.is_empty() {
+            return self.filtered().write(queue, offset, iov).await;
+        }
+        self.write_image(queue, offset, iov).await
+    }
+
+    /// [`Device::write`] below all filters.
+    #[inline]
+    pub(super) async fn write_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let (image, length) = (&self.top().image, iov.len() as u64);
         {
             let _stay = image.enter();
             // Most writes go to one place.
@@ -101,8 +111,17 @@ impl Device {
         if !self.is_writable() {
             return Ok(());
         }
-        let (image, below) = (self.top_for_writing(0, 0)?, self.below());
-        image.flush(over(queue, &below)).await
+        self.top_for_writing(0, 0)?;
+        match self.filters.is_empty() {
+            true => self.flush_image(queue).await,
+            false => self.filtered().flush(queue).await,
+        }
+    }
+
+    /// [`Device::flush`] below all filters.
+    pub(super) async fn flush_image(&self, queue: &Queue) -> Result<()> {
+        let below = self.below();
+        self.top().image.flush(over(queue, &below)).await
     }
 
     /// Makes everything durable and ends the use of the device. A device that is dropped instead
@@ -132,11 +151,17 @@ impl Device {
 
     async fn close_layers(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
+        let filters = self.close_filters(queue).await;
         let (image, below) = self.top_mut();
-        let mut result = image.close(over(queue, &below)).await;
+        let mut result = filters.and(image.close(over(queue, &below)).await);
         for depth in 1..self.layers.len() {
             let closed = self.close_below(queue, depth).await;
             result = result.and(closed);
+        }
+        // Filters over their files end after the images.
+        let written = self.layers.iter().filter(|layer| layer.write.is_some());
+        for file in written.flat_map(Layer::storages) {
+            result = result.and(storage::end(&*file, queue).await.map_err(Into::into));
         }
         result
     }

@@ -1,8 +1,11 @@
 //! Zeroes and discards.
 
+use std::ops::Range;
+
 use super::device::Device;
 use super::read::over;
 use super::write::Zeroing;
+use crate::drivers::{Below, Clear};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -36,11 +39,35 @@ impl Device {
         length: u64,
         zeroing: Zeroing,
     ) -> Result<()> {
-        let image = &self.top().image;
-        let unmap = zeroing == Zeroing::Unmap && self.discards();
-        let below = self.below();
-        let range = offset..offset + length;
-        image.write_zeroes(over(queue, &below), range, unmap).await
+        let how = self.clearing(zeroing);
+        self.clear(queue, offset..offset + length, how).await
+    }
+
+    fn clearing(&self, zeroing: Zeroing) -> Clear {
+        match zeroing {
+            Zeroing::Unmap if self.discards() => Clear::Unmap,
+            _ => Clear::Zero,
+        }
+    }
+
+    /// Takes the content of a range away.
+    async fn clear(&self, queue: &Queue, range: Range<u64>, how: Clear) -> Result<()> {
+        match self.filters.is_empty() {
+            _ if range.is_empty() => Ok(()),
+            true => self.clear_image(queue, range, how).await,
+            false => self.filtered().clear(queue, range, how).await,
+        }
+    }
+
+    /// The same below all filters.
+    pub(super) async fn clear_image(
+        &self,
+        queue: &Queue,
+        range: Range<u64>,
+        how: Clear,
+    ) -> Result<()> {
+        let (image, below) = (&self.top().image, self.below());
+        image.clear(over(queue, &below), range, how).await
     }
 
     /// Makes a range read as zeroes if that needs no data, which is fast whatever its length.
@@ -56,10 +83,26 @@ impl Device {
         length: u64,
         zeroing: Zeroing,
     ) -> Result<()> {
-        let image = self.top_for_writing(offset, length)?;
-        let (below, range) = (self.below(), offset..offset + length);
+        self.top_for_writing(offset, length)?;
+        let range = offset..offset + length;
         let _hooked = self.hooked(queue, range.clone()).await?;
-        image.zero_quickly(over(queue, &below), range).await?;
+        if !self.filters.is_empty() && length > 0 {
+            return self.filtered().clear(queue, range, Clear::Quickly).await;
+        }
+        self.zero_image_quickly(queue, range, zeroing).await
+    }
+
+    /// [`Device::write_zeroes_quickly`] below all filters.
+    pub(super) async fn zero_image_quickly(
+        &self,
+        queue: &Queue,
+        range: Range<u64>,
+        zeroing: Zeroing,
+    ) -> Result<()> {
+        let (offset, length) = (range.start, range.end - range.start);
+        let (image, below) = (&self.top().image, self.below());
+        let how = Clear::Quickly;
+        image.clear(over(queue, &below), range.clone(), how).await?;
         // A part of a unit that is not zero all over already needs data.
         let (unit, end) = (image.zero_unit(), offset + length);
         for at in [offset, end] {
@@ -71,7 +114,7 @@ impl Device {
         }
         match length {
             0 => Ok(()),
-            _ => self.zero_range(queue, offset, length, zeroing).await,
+            _ => self.clear_image(queue, range, self.clearing(zeroing)).await,
         }
     }
 
@@ -97,14 +140,12 @@ impl Device {
     ///
     /// Those of [`Device::write`].
     pub async fn discard(&self, queue: &Queue, offset: u64, length: u64) -> Result<()> {
-        let image = self.top_for_writing(offset, length)?;
-        if length == 0 || !self.discards() {
+        self.top_for_writing(offset, length)?;
+        if !self.discards() {
             return Ok(());
         }
-        let _hooked = self.hooked(queue, offset..offset + length).await?;
-        let below = self.below();
-        image
-            .discard(over(queue, &below), offset..offset + length)
-            .await
+        let range = offset..offset + length;
+        let _hooked = self.hooked(queue, range.clone()).await?;
+        self.clear(queue, range, Clear::Discard).await
     }
 }

@@ -55,7 +55,7 @@ use crate::storage::{Iov, Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
-pub use below::{Below, Changing, Context};
+pub use below::{Below, Changing, Clear, Context};
 pub use check::CheckReport;
 pub(crate) use create::{
     BlockLayout, Linear, NewBlocks, check_inside, make_valid, random_uuid, refuse_empty,
@@ -249,25 +249,8 @@ pub trait FormatImage: Debug + Send + Sync {
         unsupported()
     }
 
-    /// Makes a range of the disk, which is not empty, read as zeroes. With `unmap` its space may be
-    /// freed.
-    fn write_zeroes<'a>(
-        &'a self,
-        _context: Context<'a>,
-        _range: Range<u64>,
-        _unmap: bool,
-    ) -> Changing<'a> {
-        unsupported()
-    }
-
-    /// Prepares [`FormatImage::write_zeroes`] of a range that begins and ends with a zero unit, or
-    /// with what is zero. Fails with `EOPNOTSUPP`, and changes nothing, if data would be written.
-    fn zero_quickly<'a>(&'a self, _context: Context<'a>, _range: Range<u64>) -> Changing<'a> {
-        unsupported()
-    }
-
-    /// Gives up the content of a range of the disk, which is not empty.
-    fn discard<'a>(&'a self, _context: Context<'a>, _range: Range<u64>) -> Changing<'a> {
+    /// Takes the content of a range of the disk, which is not empty, away.
+    fn clear<'a>(&'a self, _context: Context<'a>, _range: Range<u64>, _how: Clear) -> Changing<'a> {
         unsupported()
     }
 

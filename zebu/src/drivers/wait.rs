@@ -1,4 +1,5 @@
-//! Gates, which one request passes at a time, and ranges, which one request holds at a time.
+//! Gates, which one request passes at a time, and ranges, which one request holds at a time, or some
+//! that share them.
 //! Waiting is a future: no thread blocks.
 //!
 //! A release wakes all tasks that wait for the gate, or for a range that overlaps, and they try again.
@@ -67,8 +68,15 @@ pub(crate) struct Ranges {
 
 #[derive(Debug, Default)]
 struct RangesState {
-    held: Vec<Range<u64>>,
+    held: Vec<(Range<u64>, Hold)>,
     waiting: Vec<(Range<u64>, Waker)>,
+}
+
+/// Who else may hold a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    Alone,
+    Shared,
 }
 
 /// The guard of a range.
@@ -76,19 +84,33 @@ struct RangesState {
 pub(crate) struct Held<'a> {
     ranges: &'a Ranges,
     range: Range<u64>,
+    hold: Hold,
 }
 
 impl Ranges {
     /// Waits until no request holds any of `range`, which is not empty.
     pub(crate) async fn hold(&self, range: Range<u64>) -> Held<'_> {
+        self.enter(range, Hold::Alone).await
+    }
+
+    /// Waits until no request holds any of `range`, which is not empty, alone.
+    pub(crate) async fn share(&self, range: Range<u64>) -> Held<'_> {
+        self.enter(range, Hold::Shared).await
+    }
+
+    async fn enter(&self, range: Range<u64>, hold: Hold) -> Held<'_> {
         debug_assert!(!range.is_empty());
         poll_fn(|context| {
             let mut state = self.state();
-            if !state.held.iter().any(|held| overlap(held, &range)) {
-                state.held.push(range.clone());
+            let conflicts = |(held, how): &(Range<u64>, Hold)| {
+                (hold == Hold::Alone || *how == Hold::Alone) && overlap(held, &range)
+            };
+            if !state.held.iter().any(conflicts) {
+                state.held.push((range.clone(), hold));
                 return Poll::Ready(Held {
                     ranges: self,
                     range: range.clone(),
+                    hold,
                 });
             }
             let known = |w: &(Range<u64>, Waker)| w.0 == range && w.1.will_wake(context.waker());
@@ -109,7 +131,8 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let woken = {
             let mut state = self.ranges.state();
-            let place = state.held.iter().position(|held| *held == self.range);
+            let is_this = |held: &(Range<u64>, Hold)| held.0 == self.range && held.1 == self.hold;
+            let place = state.held.iter().position(is_this);
             state.held.swap_remove(place.expect("held until dropped"));
             // In the order in which they came: clusters are allocated in that of the requests.
             let waiting = std::mem::take(&mut state.waiting).into_iter();

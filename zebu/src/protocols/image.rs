@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use super::{FileSpec, Identity, ImageSpec, OpenedFile, Protocol};
+use super::{FileSpec, Identity, ImageSpec, Objects, OpenedFile, Protocol};
 use crate::Result;
 use crate::drivers::{Format, Raw};
 use crate::storage::{Storage, Window};
@@ -37,7 +37,7 @@ impl Protocol for ImageSpec {
         (self.format != Some(Format::RAW)).then_some(self)
     }
 
-    fn over(&self, below: OpenedFile) -> Result<OpenedFile> {
+    fn over(&self, below: OpenedFile, _objects: &Objects, _write: bool) -> Result<OpenedFile> {
         let raw = &self.options.raw;
         let part = Raw::part_of(below.storage(), raw.offset, raw.size)?;
         let storage: Arc<dyn Storage> = match (part.offset(), raw.size) {

@@ -8,7 +8,7 @@
 //! | `shown.rs` | from a description to the name that QEMU shows |
 //! | `opened.rs` | a file that is open: its storage, identity, locks |
 //! | `file.rs` `null.rs` `store.rs`, `nbd/` `http/` `rbd/` `ssh/` | a protocol each |
-//! | `blkdebug/` `image.rs` | drivers over another file |
+//! | `blkdebug/` `filter.rs` `image.rs` | drivers over another file |
 //!
 //! A protocol is a file here and a line below: its description is a variant of [`FileDriver`] and
 //! implements [`Protocol`], and its `static DRIVER` says by which names it is found. What is `pub` here
@@ -16,6 +16,7 @@
 
 mod blkdebug;
 mod file;
+mod filter;
 #[cfg(feature = "http")]
 mod http;
 mod image;
@@ -161,8 +162,8 @@ pub(crate) trait Protocol {
         None
     }
 
-    /// Of a driver over another file: what it makes of that file, which is open.
-    fn over(&self, below: OpenedFile) -> Result<OpenedFile> {
+    /// Of a driver over another file: what it makes of that file, which is open, perhaps for writing.
+    fn over(&self, below: OpenedFile, _objects: &Objects, _write: bool) -> Result<OpenedFile> {
         Ok(below)
     }
 
@@ -222,6 +223,8 @@ protocols! {
     Null(null::NullSpec),
     /// A file that injects errors (`blkdebug`).
     Blkdebug(blkdebug::BlkdebugSpec),
+    /// A filter (`throttle`, `copy-on-read`, …) over another file, or over an image.
+    Filter(filter::FilterSpec),
     #[cfg(feature = "nbd")]
     /// An export of an NBD server (`nbd`).
     Nbd(nbd::NbdSpec, NbdTls),

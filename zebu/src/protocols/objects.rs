@@ -1,7 +1,8 @@
-//! What images are named with by id: credentials and secrets.
+//! What images are named with by id: credentials, secrets and limits.
 
 use std::collections::BTreeMap;
 
+use crate::filters::ThrottleGroups;
 use crate::storage::Secret;
 use crate::tls::TlsCredentials;
 use crate::{Error, Result};
@@ -17,6 +18,8 @@ options! {
         pub tls: TlsObjects,
         /// Secrets (`password-secret`, …).
         pub secrets: BTreeMap<String, Secret>,
+        /// Limits that nodes keep to together (`throttle-group`).
+        pub throttle_groups: ThrottleGroups,
     }
 }
 

@@ -287,7 +287,10 @@ pub(crate) fn file(
         let mut spec = (protocol.parse)(&mut given)?;
         spec.options.common = CommonOptions::take(&mut given.options)?;
         let driver = spec.driver.name();
-        let prefix = format!("Block protocol '{driver}' doesn't support the option");
+        let prefix = match &spec.driver {
+            FileDriver::Filter(_) => format!("Block format '{driver}' does not support the option"),
+            _ => format!("Block protocol '{driver}' doesn't support the option"),
+        };
         refuse_rest(&given.options, &prefix)?;
         return Ok(spec);
     }
@@ -341,9 +344,7 @@ const LACKING: &[&str] = &[
     "blklogwrites",
     "blkreplay",
     "blkverify",
-    "compress",
     "copy-before-write",
-    "copy-on-read",
     "ftp",
     "ftps",
     "gluster",
@@ -356,13 +357,11 @@ const LACKING: &[&str] = &[
     "nfs",
     "nvme",
     "nvme-io_uring",
-    "preallocate",
     "quorum",
     "rbd",
     "replication",
     "snapshot-access",
     "ssh",
-    "throttle",
     "virtio-blk-vfio-pci",
     "virtio-blk-vhost-user",
     "virtio-blk-vhost-vdpa",

@@ -49,6 +49,7 @@ pub(super) fn object(mut members: Vec<(String, String)>) -> String {
         "server.host",
         "server.port",
         "host_key_check",
+        "throttle-group",
         "driver",
         "proxy-password-secret",
         "username",

@@ -255,6 +255,12 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         self.inner()?.blkdebug()
     }
 
+    /// Ends the use of a filter that was written through, before that of what is below.
+    #[doc(hidden)]
+    fn end<'a>(&'a self, _queue: &'a Queue) -> Pin<Box<dyn Future<Output = io::Result<()>> + 'a>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// [`Properties::alignment`].
     fn alignment(&self) -> Alignment {
         self.properties().alignment
@@ -289,6 +295,17 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 /// The storage below a filter.
 fn inner_of(inner: Option<&dyn Storage>) -> io::Result<&dyn Storage> {
     inner.ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// Ends the use of all filters of a storage that was written, the uppermost first. The first error is
+/// the result.
+pub(crate) async fn end(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
+    let (mut result, mut next) = (Ok(()), Some(storage));
+    while let Some(storage) = next {
+        result = result.and(storage.end(queue).await);
+        next = storage.inner().or_else(|| storage.below());
+    }
+    result
 }
 
 /// Reports an event to `storage`, if that is a blkdebug filter.

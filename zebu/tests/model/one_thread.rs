@@ -61,10 +61,11 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
 /// The same with an image of this kind.
 pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind]) -> usize {
     trace(|| format!("{setup:?}"));
-    let (disk, backing) = make(&setup, folder, &mut rng);
+    let (mut disk, backing) = make(&setup, folder, &mut rng);
     let shape = Shape::random(&mut rng, setup.size(), setup.cluster());
     let opening = Opening::random(&mut rng, setup.cluster(), engines);
     trace(|| format!("{opening:?}"));
+    note_copies(&opening, &mut disk);
     let queue = Queue::new(opening.queue.clone()).unwrap();
     let device = Rc::new(opening.open(&queue, &setup, folder, true));
     let mut run = Run {
@@ -131,6 +132,13 @@ fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> (Disk, Vec<u8>) {
     }
     disk.flush(disk.changes());
     (disk, backing)
+}
+
+/// Each read may allocate clusters if it copies.
+fn note_copies(opening: &Opening, disk: &mut Disk) {
+    if opening.filters.copy_on_read {
+        disk.set_allocated(&(0..disk.bytes.len()));
+    }
 }
 
 impl Run<'_> {
@@ -416,6 +424,7 @@ impl Run<'_> {
         verify_snapshots(&self.setup, self.folder, &self.snapshots, which);
         self.opening = Opening::random(&mut self.rng, self.setup.cluster(), self.engines);
         trace(|| format!("{:?}", self.opening));
+        note_copies(&self.opening, &mut self.disk);
         self.queue = Queue::new(self.opening.queue.clone()).unwrap();
         let device = (self.opening).open(&self.queue, &self.setup, self.folder, true);
         self.device = Rc::new(device);

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use zebu::block::{DetectZeroes, Device, Format, OpenOptions};
+use zebu::block::{
+    DetectZeroes, Device, Format, Objects, OpenOptions, ThrottleGroup, ThrottleGroups,
+    ThrottleLimits,
+};
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 use zebu::names::Source;
 use zebu::qcow2::Compression;
@@ -240,6 +243,63 @@ pub struct Opening {
     pub discard: bool,
     pub detect_zeroes: DetectZeroes,
     pub store_bitmaps: bool,
+    pub filters: Filters,
+}
+
+/// Filters over an image that is opened, and over its file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filters {
+    pub throttle: bool,
+    pub copy_on_read: bool,
+    /// Over the file: the step of `preallocate`.
+    pub preallocate: Option<u64>,
+    pub throttle_file: bool,
+}
+
+impl Filters {
+    pub fn random(rng: &mut Rng) -> Filters {
+        if rng.one_in(2) {
+            return Filters::default();
+        }
+        Filters {
+            throttle: rng.one_in(3),
+            copy_on_read: rng.one_in(2),
+            preallocate: rng.one_in(3).then(|| rng.below(3) << 18),
+            throttle_file: rng.one_in(6),
+        }
+    }
+
+    /// The name of an image below these filters.
+    fn name(&self, format: Format, image: &Path, write: bool) -> String {
+        let mut file = format!(r#"{{"driver":"file","filename":"{}"}}"#, text(image));
+        let over = |filter: &str, file: String| format!(r#"{{{filter},"file":{file}}}"#);
+        const THROTTLE: &str = r#""driver":"throttle","throttle-group":"g""#;
+        if self.throttle_file {
+            file = over(THROTTLE, file);
+        }
+        if let Some(step) = self.preallocate {
+            let filter =
+                format!(r#""driver":"preallocate","prealloc-align":65536,"prealloc-size":{step}"#);
+            file = over(&filter, file);
+        }
+        let mut node = over(&format!(r#""driver":"{}""#, format.name()), file);
+        if self.copy_on_read && write {
+            node = over(r#""driver":"copy-on-read""#, node);
+        }
+        if self.throttle {
+            node = over(THROTTLE, node);
+        }
+        format!("json:{node}")
+    }
+}
+
+/// Limits by which some requests wait for a moment.
+fn throttle_groups() -> ThrottleGroups {
+    let mut limits = ThrottleLimits::default();
+    limits.set("iops-total", 20_000);
+    limits.set("bps-write", 200 << 20);
+    let group = ThrottleGroup::new(limits).expect("limits");
+    ThrottleGroups::from([("g".to_string(), group)])
 }
 
 impl Opening {
@@ -253,6 +313,7 @@ impl Opening {
             discard: false,
             detect_zeroes: DetectZeroes::Off,
             store_bitmaps: false,
+            filters: Filters::default(),
         }
     }
 
@@ -282,21 +343,23 @@ impl Opening {
                 _ => DetectZeroes::Off,
             },
             store_bitmaps: rng.one_in(2),
+            filters: Filters::random(rng),
         }
     }
 
     pub fn open(&self, queue: &Queue, setup: &Setup, folder: &Path, write: bool) -> Device {
         let options = OpenOptions::default()
-            .format(Some(setup.format))
             .write(write)
             .cache(self.cache)
             .l2_cache_size(self.l2_cache_size)
             .l2_cache_entry_size(self.l2_cache_entry_size)
             .discard(Some(self.discard))
             .detect_zeroes(Some(self.detect_zeroes))
-            .store_bitmaps(self.store_bitmaps);
+            .store_bitmaps(self.store_bitmaps)
+            .objects(Objects::default().throttle_groups(throttle_groups()));
         let image = setup.image(folder);
-        let source = Source::Name(text(&image).into());
+        let name = self.filters.name(setup.format, &image, write);
+        let source = Source::Name(name.into());
         Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open: {e}"))
     }
 }

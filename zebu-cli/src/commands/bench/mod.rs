@@ -93,15 +93,15 @@ pub struct Arguments {
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let plan = Plan::new(&arguments)?;
+    arguments
+        .object
+        .iter()
+        .try_for_each(|text| objects::add(text))?;
     let (engine, how) = opening(&arguments)?;
     let [file] = arguments.files.as_slice() else {
         return Err(Failure::new("Expecting one image file name").with_hint());
     };
     plan.check_flushes()?;
-    arguments
-        .object
-        .iter()
-        .try_for_each(|text| objects::add(text))?;
     let source = open::named(file, arguments.image_opts, arguments.format.as_deref());
     let can_not = |why: String| Failure::new(format!("Could not open '{}': {why}", file.shown()));
     if how.write && how.force_share {

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
-use zebu::block::{Device, FileDriver, FileSpec, Layer, StorageId, Vmdk};
+use zebu::block::{Device, FileDriver, FileSpec, ImageSpec, Layer, StorageId, Vmdk};
 use zebu::names::{Source, protocol};
 use zebu::qcow2::{Image, Snapshot};
 use zebu::storage::{Queue, Storage};
@@ -54,6 +54,8 @@ pub struct FileReport {
     pub limits: Option<Limits>,
     /// The file below, if it is none of its own.
     pub below: Option<Box<FileReport>>,
+    /// If it is an image, that: nothing else is shown.
+    pub image: Option<Box<Report>>,
 }
 
 /// The backing file, by its names.
@@ -66,13 +68,49 @@ pub struct Backing {
 }
 
 /// What only qcow2 images have.
+#[derive(Clone)]
 pub struct Qcow2Report {
     pub snapshots: Vec<Snapshot>,
 }
 
 impl Report {
-    /// Looks at the top image of a device.
+    /// Looks at the uppermost node of a device.
     pub fn of(queue: &Queue, device: &Device, limits: bool) -> Result<Report> {
+        let image = Report::of_image(queue, device, limits)?;
+        match device.is_filtered() {
+            true => Ok(Report::of_filter(device.spec(), image)),
+            false => Ok(image),
+        }
+    }
+
+    /// A filter, and what is below it down to an image.
+    fn of_filter(spec: &ImageSpec, image: Report) -> Report {
+        let file = match &spec.file.driver {
+            FileDriver::Filter(filter) => &filter.file,
+            _ => return image,
+        };
+        let mut below = ImageSpec::new(None, file.clone());
+        below.bare = true;
+        let below = Report::of_filter(&below, image);
+        Report {
+            name: spec.display_name(),
+            format: spec.format_name(),
+            virtual_size: below.virtual_size,
+            disk_size: below.disk_size,
+            cluster_size: below.cluster_size,
+            backing: None,
+            is_encrypted: false,
+            is_dirty: Some(false),
+            qcow2: below.qcow2.clone(),
+            files: vec![FileReport::of_image(below)],
+            limits: None,
+            specific: None,
+            untrusted: None,
+        }
+    }
+
+    /// Looks at the top image of a device.
+    fn of_image(queue: &Queue, device: &Device, limits: bool) -> Result<Report> {
         let layer = device.top();
         let file = layer.file();
         let mut files = extents(layer, limits)?;
@@ -191,7 +229,23 @@ impl FileReport {
             role: role.into(),
             limits: limits.then(|| Limits::of_file(file)),
             below: FileReport::below(spec, file, limits)?.map(Box::new),
+            image: None,
         })
+    }
+
+    /// An image below a filter.
+    fn of_image(image: Report) -> FileReport {
+        FileReport {
+            name: image.name.clone(),
+            protocol: image.format,
+            length: image.virtual_size,
+            is_remote: false,
+            disk_size: image.disk_size,
+            role: "file".into(),
+            limits: None,
+            below: None,
+            image: Some(Box::new(image)),
+        }
     }
 
     /// The file that one is made of.
@@ -208,6 +262,13 @@ impl FileReport {
     }
 
     fn to_json(&self) -> Value {
+        if let Some(image) = &self.image {
+            let info = image.to_json();
+            return Map::new()
+                .with("name", &*self.role)
+                .with("info", info)
+                .into();
+        }
         let mut info = Map::new();
         if let Some(limits) = &self.limits {
             info.add("limits", limits.to_json());

@@ -14,7 +14,7 @@ use crate::{localtime, printed, size};
 
 /// All reports, separated by empty lines. Bytes of names that are not UTF-8 stay.
 pub fn reports(reports: &[Report]) -> Vec<u8> {
-    let texts: Vec<Vec<u8>> = reports.iter().map(report).collect();
+    let texts: Vec<Vec<u8>> = reports.iter().map(|one| report(one, "")).collect();
     texts.join(&b'\n')
 }
 
@@ -49,7 +49,8 @@ pub fn coloured(text: &[u8]) -> Vec<u8> {
     out
 }
 
-fn report(report: &Report) -> Vec<u8> {
+/// A report; `above` is the path of the node.
+fn report(report: &Report, above: &str) -> Vec<u8> {
     let mut out = Vec::new();
     name(&mut out, "image: ", &report.name);
     // Writing to memory cannot fail, here and below.
@@ -89,7 +90,7 @@ fn report(report: &Report) -> Vec<u8> {
         untrusted.to_text(&mut out);
     }
     for file in &report.files {
-        child(&mut out, file, "", "");
+        child(&mut out, file, above, "");
     }
     out
 }
@@ -110,6 +111,15 @@ fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
 /// The file of an image, and the files below it.
 fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
     let path = format!("{above}/{}", file.role);
+    if let Some(image) = &file.image {
+        let _ = writeln!(out, "{indent}Child node '{path}':");
+        for line in report(image, &path).split_inclusive(|byte| *byte == b'\n') {
+            out.extend(indent.as_bytes());
+            out.extend(b"    ");
+            out.extend(line);
+        }
+        return;
+    }
     // A node with a file below is printed as an image.
     let [label, kind, length] = match &file.below {
         None => ["filename", "protocol type", "file length"],

@@ -8,7 +8,6 @@ use zebu::block::{Device, Format, NATIVE_NEEDS_DIRECT, Preallocation};
 use zebu::names::Source;
 use zebu::storage::{Buffer, EngineKind, Handle, Queue, QueueOptions};
 
-use super::copy_on_read;
 use super::opening::{Opening, changed};
 use super::overlay::Overlay;
 use crate::{open, untrusted};
@@ -109,6 +108,7 @@ impl OpenImage {
             .write(!opening.read_only)
             .cache(opening.cache_mode())
             .force_share(opening.force_share)
+            .copy_on_read(opening.copy_on_read)
             .discard(discard);
         let device = open::repaired(&queue, &source, &how).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, opening.clone(), overlay))
@@ -176,17 +176,6 @@ impl OpenImage {
             context.waker().wake_by_ref();
             Poll::Pending
         }));
-    }
-
-    /// With `-C`, copies a range into the image before it is read.
-    pub fn copy_up(&mut self, offset: u64, length: u64) -> zebu::Result<()> {
-        if !self.opening.copy_on_read {
-            return Ok(());
-        }
-        // The copy must not overtake a write that is in flight.
-        self.finish_all();
-        let copying = copy_on_read::copy_up(&self.device, &self.queue, offset, length);
-        self.queue.block_on(copying)
     }
 
     /// Resizes the disk after requests in flight have ended.

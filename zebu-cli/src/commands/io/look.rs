@@ -167,10 +167,16 @@ fn describe(queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
     let layer = device.top();
     let cluster_size = layer.cluster_size().unwrap_or(0);
     let vm_state = layer.as_qcow2().map_or(0, |image| image.vm_state_offset());
-    let specific = specific_text(queue, device)?;
+    let specific = match device.is_filtered() {
+        false => specific_text(queue, device)?,
+        true => Vec::new(),
+    };
     let mut text = format!(
         "format name: {}\ncluster size: {}\nvm state offset: {}\n",
-        layer.format().name(),
+        match device.is_filtered() {
+            false => layer.format().name(),
+            true => device.spec().format_name(),
+        },
         human_size(cluster_size as f64),
         human_size(vm_state as f64),
     )

@@ -5,7 +5,6 @@ mod change;
 mod command;
 mod content;
 mod control;
-mod copy_on_read;
 mod getopt;
 mod image;
 mod input;

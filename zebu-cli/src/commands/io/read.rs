@@ -236,9 +236,6 @@ fn read_now(session: &mut Session, verb: &str, report: &Report, count: usize) ->
     if !image.has_range(report.offset, count as u64) {
         return Err(Failure::Out(failed(verb, libc::EIO)));
     }
-    image
-        .copy_up(report.offset, count as u64)
-        .map_err(|error| Failure::Out(explain(&out, verb, &error)))?;
     let buffer = image
         .take_buffer(count)
         .map_err(|error| Failure::Out(explain(&out, verb, &error)))?;
@@ -278,11 +275,6 @@ fn aio_read(session: &mut Session, args: &[&str]) -> Outcome {
     let out = session.out.clone();
     let image = session.image()?;
     if image.has_range(offset, count as u64) {
-        if let Err(error) = image.copy_up(offset, count as u64) {
-            let text = explain(&out, "readv", &error);
-            out.print(format_args!("{text}\n"));
-            return Ok(());
-        }
         let (device, queue) = (image.device.clone(), image.queue.clone());
         image.start(count, read_later(device, queue, out, report, count));
     } else {

@@ -100,10 +100,9 @@ impl Opening<'_> {
                 return self.stacked(image, cache, role).await;
             }
             if let Some((_, below)) = spec.below() {
-                return spec
-                    .driver
-                    .protocol()
-                    .over(self.file(&common, below, role).await?);
+                let below = self.file(&common, below, role).await?;
+                let (objects, write) = (&self.options.objects, self.writes(role));
+                return spec.protocol().over(below, objects, write);
             }
             if spec.options.aio == Some(EngineKind::Native) && !cache.is_direct() {
                 return Err(Error::Refused(NATIVE_NEEDS_DIRECT.into()));
@@ -138,6 +137,7 @@ impl Opening<'_> {
             discard: Some(image.options.common.discard.unwrap_or(true)),
             detect_zeroes: None,
             snapshot: None,
+            copy_on_read: false,
             formats_before: Vec::new(),
             ..self.options.clone()
         };

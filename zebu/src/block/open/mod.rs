@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use super::device::{Device, Layer, Stamped, WriteMode};
+use super::filtered::Peeled;
 use super::{
     ATTEMPTS, BackingSpec, CommonOptions, DetectZeroes, FileSpec, Identity, ImageSpec, OpenedFile,
     REPLACED,
@@ -44,8 +45,16 @@ impl Device {
             return Err(Error::Refused(why.into()));
         }
         let mut opening = Opening::new(queue, options);
+        let (filters, spec) = Peeled::take(spec);
         opening.chain(spec).await?;
-        Ok(opening.into_device())
+        let mut device = opening.into_device();
+        if let Some(filters) = filters {
+            filters.over(&mut device, &options.objects)?;
+        }
+        if options.copy_on_read && options.write {
+            device.filters.copy_on_read();
+        }
+        Ok(device)
     }
 
     /// [`Device::open_with`] of an image whose own file, and data file, the caller has opened and

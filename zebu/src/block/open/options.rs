@@ -105,6 +105,9 @@ options! {
         /// Look for zeroes in what is written, and store these as such. None: by the options of the
         /// image, else no.
         pub detect_zeroes: Option<DetectZeroes>,
+        /// Write what is read from behind the image into it, as the filter `copy-on-read` does. The device
+        /// must be open for writing.
+        pub copy_on_read: bool,
         /// Store dirty bitmaps with each flush, not only when the device is closed: after a crash,
         /// bitmaps of an image that was not written since are consistent. Costs writes and three
         /// flushes of the file for each flush after a change.

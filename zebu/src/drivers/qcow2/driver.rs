@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::create_options::CREATE_OPTIONS;
 use super::{Image, OpenImage, SharedImage};
 use crate::drivers::{
-    AnyImage, BackingName, BoxFuture, Changing, CompressedData, Context, Driver, Epochs, Extent,
-    Format, FormatImage, Holes, OpenRequest, Preallocation, Purpose, StorageId,
+    AnyImage, BackingName, BoxFuture, Changing, Clear, CompressedData, Context, Driver, Epochs,
+    Extent, Format, FormatImage, Holes, OpenRequest, Preallocation, Purpose, StorageId,
 };
 use crate::format::{Header, HostOffset, MAGIC};
 use crate::storage::{Counted, Iov, LockRequest, Queue, Storage, Work};
@@ -221,32 +221,18 @@ impl FormatImage for SharedImage {
         })
     }
 
-    fn write_zeroes<'a>(
-        &'a self,
-        context: Context<'a>,
-        range: Range<u64>,
-        unmap: bool,
-    ) -> Changing<'a> {
+    fn clear<'a>(&'a self, context: Context<'a>, range: Range<u64>, how: Clear) -> Changing<'a> {
         Box::pin(async move {
-            let (disk, length) = (self.disk(context), range.end - range.start);
-            let result = disk.zero(range.start, length, unmap).await;
-            self.changed(context.queue, result).await
-        })
-    }
-
-    fn zero_quickly<'a>(&'a self, _context: Context<'a>, _range: Range<u64>) -> Changing<'a> {
-        // Version 2 has no zeroes but those that are written.
-        let result = match self.version() {
-            2 => Err(Error::os(libc::EOPNOTSUPP)),
-            _ => Ok(()),
-        };
-        Box::pin(std::future::ready(result))
-    }
-
-    fn discard<'a>(&'a self, context: Context<'a>, range: Range<u64>) -> Changing<'a> {
-        Box::pin(async move {
-            let length = range.end - range.start;
-            let result = self.disk(context).discard(range.start, length).await;
+            let disk = self.disk(context);
+            let (start, length) = (range.start, range.end - range.start);
+            let result = match how {
+                // Version 2 has no zeroes but those that are written.
+                Clear::Quickly if self.version() == 2 => return Err(Error::os(libc::EOPNOTSUPP)),
+                Clear::Quickly => return Ok(()),
+                Clear::Zero => disk.zero(start, length, false).await,
+                Clear::Unmap => disk.zero(start, length, true).await,
+                Clear::Discard => disk.discard(start, length).await,
+            };
             self.changed(context.queue, result).await
         })
     }

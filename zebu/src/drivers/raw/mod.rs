@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
-    AnyImage, Changing, Context, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes,
-    Mapping, OpenRequest, Preallocation, StorageId,
+    AnyImage, Changing, Clear, Context, CreateOption, Driver, Extent, Format, FormatImage, Gate,
+    Holes, Mapping, OpenRequest, Preallocation, StorageId,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Event, Iov, LockRequest, Queue, Storage};
@@ -85,39 +85,18 @@ impl FormatImage for Raw {
         Box::pin(self.write_start(context.queue, offset, iov))
     }
 
-    fn write_zeroes<'a>(
-        &'a self,
-        context: Context<'a>,
-        range: Range<u64>,
-        unmap: bool,
-    ) -> Changing<'a> {
+    fn clear<'a>(&'a self, context: Context<'a>, range: Range<u64>, how: Clear) -> Changing<'a> {
         Box::pin(async move {
             let (queue, length) = (context.queue, range.end - range.start);
             let _pass = self.zero_start(queue, range.start, length).await?;
             let (file, at) = (&*self.storage, self.offset + range.start);
-            match unmap {
-                true => storage::punch_hole(file, queue, at, length).await?,
-                false => storage::zero_range(file, queue, at, length).await?,
+            match how {
+                Clear::Zero => storage::zero_range(file, queue, at, length).await?,
+                Clear::Unmap => storage::punch_hole(file, queue, at, length).await?,
+                Clear::Quickly => storage::zero_quickly(file, queue, at, length).await?,
+                Clear::Discard => storage::discard(file, queue, at, length).await?,
             }
             Ok(())
-        })
-    }
-
-    fn zero_quickly<'a>(&'a self, context: Context<'a>, range: Range<u64>) -> Changing<'a> {
-        Box::pin(async move {
-            let (queue, length) = (context.queue, range.end - range.start);
-            let _pass = self.zero_start(queue, range.start, length).await?;
-            let at = self.offset + range.start;
-            Ok(storage::zero_quickly(&*self.storage, queue, at, length).await?)
-        })
-    }
-
-    fn discard<'a>(&'a self, context: Context<'a>, range: Range<u64>) -> Changing<'a> {
-        Box::pin(async move {
-            let (queue, length) = (context.queue, range.end - range.start);
-            let _pass = self.zero_start(queue, range.start, length).await?;
-            let at = self.offset + range.start;
-            Ok(storage::discard(&*self.storage, queue, at, length).await?)
         })
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::shown::object;
-use super::{Driver, FileDriver, FileSpec, OpenedFile, Protocol};
+use super::{Driver, FileDriver, FileSpec, Objects, OpenedFile, Protocol};
 use crate::storage::{Action, Blkdebug, BlkdebugLimits, Rule};
 use crate::{Error, Result, printable};
 
@@ -71,7 +71,7 @@ impl Protocol for BlkdebugSpec {
         Some(("image", &self.image))
     }
 
-    fn over(&self, below: OpenedFile) -> Result<OpenedFile> {
+    fn over(&self, below: OpenedFile, _objects: &Objects, _write: bool) -> Result<OpenedFile> {
         let mut rules = match &self.config {
             Some(config) => {
                 names::read_config(config).map_err(|e| Error::Refused(printable(e.as_bytes())))?
