@@ -25,6 +25,7 @@ mod data_file;
 mod dd;
 mod documentation;
 mod empty_disk;
+mod filters;
 mod full_disk;
 mod guessed_format;
 mod hostile_names;

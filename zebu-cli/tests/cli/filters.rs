@@ -1,0 +1,166 @@
+//! Filters over images and over files, compared with QEMU: what passes through them, what they change,
+//! and what is refused.
+
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::common::Lab;
+use crate::common::pair::Pair;
+
+const IMAGES: &str = "create x.qcow2 4M; io x.qcow2: write -P 1 0 256k | write -c -P 5 2M 64k; \
+    create -b x.qcow2 -F qcow2 top.qcow2; create new.qcow2 4M; raw r.raw 1000448";
+const GROUP: [&str; 2] = ["--object", "throttle-group,id=g,x-iops-total=1000"];
+const THROTTLE: &str = "driver=throttle,throttle-group=g,";
+
+/// The options of an image below a filter.
+fn below(filter: &str, format: &str, file: &str) -> String {
+    let file = format!("file.file.driver=file,file.file.filename={file}");
+    format!("{filter}file.driver={format},{file}")
+}
+
+#[test]
+fn names_are_shown_and_refused_alike() {
+    let pair = Pair::new(IMAGES);
+    for name in [
+        r#"json:{"driver":"throttle","throttle-group":"g","file.filename":"r.raw"}"#,
+        r#"json:{"driver":"throttle","throttle-group":"h","file.filename":"r.raw"}"#,
+        r#"json:{"driver":"throttle","file.filename":"r.raw"}"#,
+        r#"json:{"driver":"throttle","throttle-group":"g","file":"r.raw"}"#,
+        r#"json:{"driver":"compress"}"#,
+        r#"json:{"driver":"compress","file.filename":"r.raw"}"#,
+        r#"json:{"driver":"compress","file.driver":"raw","file.file.filename":"r.raw"}"#,
+        r#"json:{"driver":"compress","x":1,"file.driver":"qcow2","file.file.filename":"x.qcow2"}"#,
+        r#"json:{"driver":"copy-on-read","file.driver":"qcow2","file.file.filename":"x.qcow2"}"#,
+        r#"json:{"driver":"preallocate","prealloc-align":100,"file.filename":"r.raw"}"#,
+        r#"json:{"driver":"preallocate","prealloc-align":512,"file.filename":"r.raw"}"#,
+        r#"json:{"driver":"raw","file.driver":"preallocate","file.file.filename":"r.raw"}"#,
+    ] {
+        for format in ["--output=human", "--output=json"] {
+            pair.both(&["info", GROUP[0], GROUP[1], format, name]);
+        }
+    }
+    // A raw image shows what is specific to its file in the same way in all versions.
+    let shown = below(THROTTLE, "raw", "r.raw");
+    pair.succeed(&["info", GROUP[0], GROUP[1], "--image-opts", &shown]);
+    for limits in [
+        "x-iops-total=1,x-iops-read=2",
+        "x-foo=1",
+        "x-iops-total=-1",
+        "x-iops-total-max=1",
+        "x-iops-total=5,x-iops-total-max=1",
+        "x-iops-total=a",
+        "limits.foo=1",
+        "x-iops-size=4096",
+        "x-iops-total=10,x-iops-total-max=20,x-iops-total-max-length=0",
+        "x-bps-total=9999999999999999",
+    ] {
+        let object = format!("throttle-group,id=g,{limits}");
+        let args = ["info", "--object", &object, "--image-opts", &shown];
+        pair.both(&args);
+    }
+}
+
+#[test]
+fn requests_pass_or_are_changed_as_in_qemu() {
+    for (script, filter, file) in [
+        (
+            "read -P 1 0 64k\nread 3M 64k\nmap\nwrite -P 7 100k 3k\nread -P 7 100k 3k\nread 2000k 200k\n\
+             write -z 2M 4k\ndiscard 64k 64k\nread 0 4M\nmap\nlength\n",
+            "driver=copy-on-read,",
+            "top.qcow2",
+        ),
+        (
+            "write -P 3 0 128k\nwrite -P 4 200k 10k\nread -P 4 200k 10k\nread -P 0 196608 8192\n\
+             write -P 5 1000k 500k\nwrite -P 6 0 64k\nwrite -z 0 64k\nwrite -P 9 1k 1k\nmap\n\
+             discard 1M 64k\nread -P 9 1k 1k\n",
+            "driver=compress,",
+            "new.qcow2",
+        ),
+        (
+            "write -P 3 0 128k\nread -P 3 0 128k\nwrite -z 0 64k\nwrite -c -P 6 1M 64k\nflush\n\
+             discard 64k 64k\nmap\naio_write -P 2 2M 64k\naio_read 3M 64k\naio_flush\nlength\n",
+            THROTTLE,
+            "new.qcow2",
+        ),
+    ] {
+        let pair = Pair::new(IMAGES);
+        let options = below(filter, "qcow2", file);
+        pair.same_io(&[GROUP[0], GROUP[1], "--image-opts", &options], script);
+        pair.assert_same_disk(file, "qcow2");
+        pair.succeed(&["check", "-q", file]);
+        let args = |command| [command, GROUP[0], GROUP[1], "--image-opts", &options];
+        if !filter.contains("copy-on-read") {
+            pair.both(&args("map"));
+            let plain = ["driver=qcow2,file.filename=new.qcow2"];
+            pair.succeed(&[&args("compare")[..], &plain].concat());
+        }
+    }
+}
+
+/// Commands that need the image find it below its filters.
+#[test]
+fn commands_find_the_image_below_its_filters() {
+    let lab = Lab::new();
+    lab.make("create x.qcow2 4M");
+    let options = below(THROTTLE, "qcow2", "x.qcow2");
+    let run = |args: &[&str], rest: &[&str]| {
+        let args = [args, &GROUP, &["--image-opts", &options], rest].concat();
+        let answer = lab.zebu(&args);
+        assert_eq!(answer.status, 0, "{args:?}: {answer:#?}");
+        answer
+    };
+    run(&["snapshot", "-c", "one"], &[]);
+    assert!(run(&["snapshot", "-l"], &[]).out.contains("one"));
+    run(&["bitmap", "--add"], &["b"]);
+    run(&["check"], &[]);
+    run(&["resize"], &["8M"]);
+    run(&["amend", "-o", "lazy_refcounts=on"], &[]);
+    run(&["bench", "-w", "-c", "10"], &[]);
+    let shown = run(&["info"], &[]).out;
+    assert!(shown.contains("file format: throttle"), "{shown}");
+    assert!(shown.contains("virtual size: 8 MiB"), "{shown}");
+}
+
+/// All nodes of a group keep to its limits together.
+#[test]
+fn a_group_is_throttled() {
+    let lab = Lab::new();
+    lab.make("raw r.raw 1048576");
+    let group = ["--object", "throttle-group,id=g,limits.iops-total=20"];
+    let options = below(THROTTLE, "raw", "r.raw");
+    let began = Instant::now();
+    let script = "read 0 4k\n".repeat(12);
+    let answer = lab.zebu_io_script(&[group[0], group[1], "--image-opts", &options], &script);
+    assert_eq!(answer.status, 0, "{answer:#?}");
+    // Two pass at once, and ten wait for a twentieth of a second each.
+    assert!(
+        began.elapsed() >= Duration::from_millis(450),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+/// A file that is written behind its end is longer while it is open, and not afterwards.
+#[test]
+fn a_file_is_preallocated_while_it_is_open() {
+    let lab = Lab::new();
+    lab.make("create x.qcow2 16M");
+    let options = "driver=qcow2,file.driver=preallocate,file.prealloc-size=8M,\
+                   file.file.driver=file,file.file.filename=x.qcow2";
+    let mut child = lab.start_zebu(&["io", "--image-opts", options]);
+    let mut input = child.stdin.take().expect("it is piped");
+    input.write_all(b"write -P 1 0 64k\nflush\n").unwrap();
+    let length = || fs::metadata(lab.path("x.qcow2")).unwrap().len();
+    let began = Instant::now();
+    while length() < 8 << 20 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", length());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert!(length() < 1 << 20, "{}", length());
+    lab.qemu_img(&["check", "-q", "x.qcow2"]).ok("check");
+    lab.qemu_io(&["-c", "read -P 1 0 64k", "x.qcow2"])
+        .ok("read");
+}
