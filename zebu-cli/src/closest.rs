@@ -12,7 +12,10 @@ pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         let steps = distance(word, candidate);
         // Of several, one that is as long.
         let longer = candidate.len().abs_diff(word.len());
-        (steps <= most).then_some((steps, longer, candidate))
+        // What is there as it was typed is refused for another reason.
+        (1..=most)
+            .contains(&steps)
+            .then_some((steps, longer, candidate))
     });
     near.min().map(|(_, _, candidate)| candidate)
 }
@@ -54,6 +57,7 @@ mod tests {
             ("mpa", Some("map")),
             ("creat", Some("create")),
             ("resize", None),
+            ("convert", None),
             ("x", None),
             ("", None),
         ] {

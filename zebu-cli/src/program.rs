@@ -119,7 +119,10 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         Some(outcome) => Ok(finish(&inner, outcome)),
         None => {
             let failure = Failure::new(format!("Command not found: {first}"));
-            let meant = closest(&first, commands::names());
+            let meant = match ["restore", "verify", "list", "keep"].contains(&&*first) {
+                true => Some(format!("backup {first}")),
+                false => closest(&first, commands::names()).map(String::from),
+            };
             let meant = meant.map(|name| format!("did you mean '{name}'?"));
             Err(failure.with_next(meant.unwrap_or_default()).with_hint())
         }

@@ -146,7 +146,10 @@ pub fn same_elsewhere(
         // What cannot be read fails with its own message later.
         return same.unwrap_or(None);
     }
-    let (read_now, target_now) = (read.stamp()?.ok()?, target.stamp()?.ok()?);
+    let (read_now, target_now) = (
+        read.stamp_by_request()?.ok()?,
+        target.stamp_by_request()?.ok()?,
+    );
     let key = |stamp: FileStamp| (stamp.size, stamp.seconds);
     if key(read_now) != key(target_now) {
         return None;
@@ -157,7 +160,7 @@ pub fn same_elsewhere(
     if target.set_modified(other).is_err() {
         return Some(MAY_BE_READ_FROM);
     }
-    let follows = match read.stamp() {
+    let follows = match read.stamp_by_request() {
         Some(Ok(now)) => now.seconds == other,
         _ => true,
     };

@@ -24,7 +24,7 @@ use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::same_file::Fate;
-use crate::{objects, open, same_file};
+use crate::{objects, open, same_file, streams};
 
 /// Make an appliance (OVA) of disks
 #[derive(Parser)]
@@ -133,6 +133,9 @@ impl OutputFile {
     fn open(name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
         let failure = |why: String| Failure::new(format!("{}: {why}", name.shown()));
         const NOT_REGULAR: &str = "An appliance is a regular file";
+        if name == streams::STANDARD {
+            return Err(failure(format!("{NOT_REGULAR}; './-' is one of that name")));
+        }
         let spec: FileSpec = file_of(name).map_err(failure)?;
         if !same_file::is_local(&spec) {
             return Err(failure(NOT_REGULAR.into()));

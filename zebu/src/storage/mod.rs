@@ -217,6 +217,12 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         None
     }
 
+    /// [`Storage::stamp`], also of an object on another machine, for which it is a request of its own. Blocks.
+    #[doc(hidden)]
+    fn stamp_by_request(&self) -> Option<io::Result<FileStamp>> {
+        self.stamp()
+    }
+
     /// What tells whether the file changes, asked now; None: it has nothing of that kind. Blocks.
     #[doc(hidden)]
     fn stamp(&self) -> Option<io::Result<FileStamp>> {

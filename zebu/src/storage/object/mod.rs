@@ -33,9 +33,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CacheIdentity, Iov, OpKind, Properties, Queue, Started, Storage};
+use super::{CacheIdentity, FileStamp, Iov, OpKind, Properties, Queue, Started, Storage};
 use crate::{Error, Result};
 use client::{Client, Reading, in_time};
+use failure::Trouble;
 pub(crate) use http::{Access, HttpOptions, Login};
 use retry::Attempts;
 use source::Opened;
@@ -89,6 +90,8 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub struct Object {
     client: Arc<Client>,
+    place: Place,
+    timeout: Duration,
     properties: Properties,
     cache_identity: CacheIdentity,
 }
@@ -100,16 +103,32 @@ impl Object {
     /// [`Error::Refused`] if there is none, or the server does not let it be read.
     pub(crate) fn open(place: Place, name: PathBuf, options: RemoteOptions) -> Result<Object> {
         let runtime = runtime::handle()?;
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let own = runtime.clone();
-        runtime.spawn(async move { sender.send(open(own, place, name, options).await) });
-        let gone = |_| io::Error::other("the thread of requests has panicked");
-        receiver.recv().map_err(gone)?
+        ended(&runtime, open(runtime.clone(), place, name, options))?
     }
 
     /// Which bytes it has.
     pub(crate) fn cache_identity(&self) -> &CacheIdentity {
         &self.cache_identity
+    }
+}
+
+/// The result of a future of the runtime's thread. Blocks.
+fn ended<T: Send + 'static>(
+    runtime: &tokio::runtime::Handle,
+    future: impl Future<Output = T> + Send + 'static,
+) -> io::Result<T> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    runtime.spawn(async move { sender.send(future.await) });
+    let gone = |_| io::Error::other("the thread of requests has panicked");
+    receiver.recv().map_err(gone)
+}
+
+/// Opens the object at a place, once.
+async fn attempt(place: &Place, timeout: Duration) -> Result<Opened, Trouble> {
+    match place {
+        Place::Http(http) => http::open(http, timeout).await,
+        #[cfg(feature = "object-store")]
+        Place::Store(store) => store::open(store, timeout).await,
     }
 }
 
@@ -122,14 +141,7 @@ async fn open(
     let timeout = options.timeout();
     let mut attempts = Attempts::default();
     let opened: Opened = loop {
-        let attempt = async {
-            match &place {
-                Place::Http(http) => http::open(http, timeout).await,
-                #[cfg(feature = "object-store")]
-                Place::Store(store) => store::open(store, timeout).await,
-            }
-        };
-        match in_time(timeout, attempt).await {
+        match in_time(timeout, attempt(&place, timeout)).await {
             Ok(opened) => break opened,
             Err(trouble) => match attempts.failed(trouble) {
                 Ok((wait, _)) => tokio::time::sleep(wait).await,
@@ -149,6 +161,8 @@ async fn open(
     };
     Ok(Object {
         client: Arc::new(Client::new(runtime, opened, reading)),
+        place,
+        timeout,
         properties: Properties {
             path: name,
             is_device: true,
@@ -189,5 +203,23 @@ unsafe impl Storage for Object {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.client.length())
+    }
+
+    /// By opening it once more, over a new connection.
+    fn stamp_by_request(&self) -> Option<io::Result<FileStamp>> {
+        let (place, timeout) = (self.place.clone(), self.timeout);
+        let again = async move { in_time(timeout, attempt(&place, timeout)).await };
+        let again = runtime::handle().and_then(|runtime| ended(&runtime, again));
+        let opened = match again {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(trouble)) => return Some(Err(io::Error::other(trouble.error("").to_string()))),
+            Err(error) => return Some(Err(error)),
+        };
+        Some(Ok(FileStamp {
+            file: None,
+            size: opened.length,
+            seconds: opened.modified?,
+            nanoseconds: 0,
+        }))
     }
 }

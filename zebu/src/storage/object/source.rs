@@ -36,6 +36,8 @@ pub(super) struct Opened {
     /// Whether ranges can be read.
     pub has_ranges: bool,
     pub cache_identity: CacheIdentity,
+    /// When it was changed, in seconds since 1970, if the server tells.
+    pub modified: Option<u32>,
     /// The bytes from the first on: all, or some.
     pub first: Box<dyn Body>,
 }

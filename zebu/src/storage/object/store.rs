@@ -94,12 +94,14 @@ pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Op
     };
     let length = meta.size;
     let cache_identity = cache_identity(options, place, &meta);
+    let modified = meta.last_modified.timestamp().try_into().ok();
     source.meta = Some(meta);
     Ok(Opened {
         source: Box::new(source),
         length,
         has_ranges: true,
         cache_identity,
+        modified,
         first,
     })
 }

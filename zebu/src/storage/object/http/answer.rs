@@ -66,6 +66,12 @@ impl Identity {
         }
     }
 
+    /// When it was changed, in seconds since 1970.
+    pub fn modified(&self) -> Option<u32> {
+        let seconds = self.modified.as_deref().and_then(seconds)?;
+        seconds.try_into().ok()
+    }
+
     /// Whether it tells more than the length.
     pub fn tells_version(&self) -> bool {
         self.tag.is_some() || self.modified.is_some()

@@ -80,6 +80,7 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
     }
     let version = identity.version(response.headers());
     let cache_identity = version.map(|version| Words([options.words(), version].concat()));
+    let modified = identity.modified();
     server.identity = Some(Mutex::new(identity));
     let first: Box<dyn Body> = match length {
         0 => Box::new(InMemory(None)),
@@ -90,6 +91,7 @@ pub(super) async fn open(options: &HttpOptions, timeout: Duration) -> Result<Ope
         length,
         has_ranges,
         cache_identity,
+        modified,
         first,
     })
 }
