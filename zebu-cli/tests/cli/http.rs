@@ -987,3 +987,39 @@ fn a_version_that_is_told_later_counts() {
     let answer = held.command("read 2M 512");
     assert!(answer.contains(stale), "{answer}");
 }
+
+/// A web server of this machine may serve the very file that is to be written.
+#[test]
+fn a_target_that_is_served_as_the_source_is_kept() {
+    if beyond_qemu("QEMU writes to no file that a server serves") {
+        return;
+    }
+    let lab = images(1 << 20);
+    let nginx = Nginx::new(&lab, "");
+    let [raw, qcow2] = ["x.raw", "x.qcow2"].map(|name| nginx.url("http", name));
+    let before = ["x.raw", "x.qcow2"].map(|name| fs::read(lab.path(name)).unwrap());
+    lab.zebu(&[
+        "create", "-q", "-f", "qcow2", "-b", &qcow2, "-F", "qcow2", "far.q",
+    ])
+    .ok("create");
+    let of = format!("if={raw}");
+    for args in [
+        &["convert", "-f", "raw", &raw, "x.raw"][..],
+        &["convert", "-f", "raw", "-O", "qcow2", &raw, "x.raw"],
+        &["convert", "-O", "qcow2", "far.q", "x.qcow2"],
+        &["import", "-f", "raw", &raw, "x.raw"],
+        &["dd", "-f", "raw", &of, "of=x.raw"],
+        &["ova", "--output", "x.raw", "-f", "raw", &raw],
+    ] {
+        let answer = lab.zebu(args);
+        assert_eq!(answer.status, 1, "{args:?}: {answer:?}");
+        let now = ["x.raw", "x.qcow2"].map(|name| fs::read(lab.path(name)).unwrap());
+        assert!(now == before, "{args:?}");
+    }
+    // A copy is another file.
+    lab.zebu(&["convert", "-f", "raw", &raw, "copy.raw"])
+        .ok("copy");
+    lab.zebu(&["convert", "-f", "raw", &raw, "copy.raw"])
+        .ok("again");
+    assert!(fs::read(lab.path("copy.raw")).unwrap() == before[0]);
+}

@@ -769,3 +769,18 @@ fn peak(process: u32) -> u64 {
     let words = line.expect("VmHWM").trim().trim_end_matches(" kB");
     words.parse().expect("a number")
 }
+
+/// A name of a descriptor leads to the whole file, wherever its position is, as in QEMU. Standard input
+/// begins at its position.
+#[test]
+fn the_name_of_a_descriptor_is_the_whole_file() {
+    let lab = Lab::new();
+    fs::write(lab.path("d.raw"), [7; 1 << 20]).unwrap();
+    let script = "exec 7< d.raw; head -c 512 <&7 > start; dd bs=512 count=1 status=none <&7 > /dev/null; \
+                  \"$0\" convert -f raw -O raw /dev/fd/7 all && cmp d.raw all && \
+                  \"$0\" convert -f raw -O raw /dev/fd/7 again && cmp d.raw again";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script]).arg(program());
+    let output = command.current_dir(lab.path("")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}

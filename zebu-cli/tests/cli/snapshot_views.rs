@@ -384,3 +384,41 @@ fn a_size_that_the_table_cannot_map_is_refused() {
         refused.ok("info");
     }
 }
+
+/// Where there are no snapshots, none is shown, and not the present disk in its place.
+#[test]
+fn a_format_without_snapshots_shows_none() {
+    let lab = Lab::new();
+    fs::write(lab.path("d.raw"), [7; MIB]).expect("d.raw");
+    run(
+        &lab,
+        "convert -f raw -O qcow2 d.raw d.qcow2; snapshot -c s d.qcow2; convert -f raw -O vmdk d.raw d.vmdk; \
+         ova -f raw --name vm --output o.ova d.raw",
+    );
+    let refused = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = lab.zebu(&words);
+        assert_eq!(answer.status, 1, "{line}: {answer:?}");
+        assert!(answer.err.contains("snapshots"), "{line}: {answer:?}");
+    };
+    let within = "driver=raw,file.driver=qcow2,file.file.filename=d.qcow2";
+    for image in ["-f raw d.raw", "d.vmdk", &format!("--image-opts {within}")] {
+        refused(&format!("convert -O raw -l s {image} out"));
+        refused(&format!("measure -l s {image}"));
+        refused(&format!("nbd -l s -k {} {image}", lab.path("n").display()));
+        let socket = lab.path("v").display().to_string();
+        refused(&format!(
+            "vhost-user-blk -l s --socket-path {socket} {image}"
+        ));
+    }
+    refused(&format!(
+        "nbd -l s -k {} --export a=d.qcow2 --export b=d.vmdk",
+        lab.path("n").display()
+    ));
+    refused("convert -O raw -l s --disk 1 o.ova out");
+    assert!(!lab.path("out").exists());
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let options = OpenOptions::default().snapshot(Some(SnapshotName::from(&b"s"[..])));
+    let source = Source::Name(lab.path("d.vmdk").into());
+    assert!(Device::open(&queue, &source, &options).is_err());
+}
