@@ -165,22 +165,22 @@ if begin simulator; then
 fi
 if begin new-images; then
     library --test crash -- --nocapture new_images
-    cases "$(of 6 60 600)" program --test cli -- --nocapture new_formats::
-    cases "$(of 24 200 2000)" program --test cli -- --nocapture old_content::
-    cases "$(of 60 1000 10000)" program --test cli -- --nocapture written_names::
+    cases "$(of 6 60 600)" program --test formats -- --nocapture new_formats::
+    cases "$(of 24 200 2000)" program --test convert -- --nocapture old_content::
+    cases "$(of 60 1000 10000)" program --test convert -- --nocapture written_names::
     end "conversions, and states of new images"
 fi
 if begin formats; then
     images=$(of 6 20 200)
     cases "$images" program --test small_formats -- --nocapture --skip damaged
     cases "$((60 * images))" program --test small_formats -- --nocapture damaged
-    cases "$images" program --test cli -- --nocapture vmdk vhdx:: vhdx_create:: vdi:: --skip damaged
-    cases "$((10 * images))" program --test cli -- --nocapture damaged_sparse damaged_descriptors damaged_images
+    cases "$images" program --test formats -- --nocapture vmdk vhdx:: vhdx_create:: vdi:: --skip damaged
+    cases "$((10 * images))" program --test formats -- --nocapture damaged_sparse damaged_descriptors damaged_images
     end "images of other formats"
 fi
 if begin spelling; then
     cases "$(of 20 100 2000)" program --test spelling -- --nocapture
-    cases "$(of 300 1000 20000)" program --test cli -- --nocapture damaged_appliances
+    cases "$(of 300 1000 20000)" program --test formats -- --nocapture damaged_appliances
     end "spellings of containers"
 fi
 if begin broken-rules; then
@@ -189,31 +189,33 @@ if begin broken-rules; then
     end "rules broken and detected, of $rules"
 fi
 if begin full-disk; then
-    program --test cli -- --nocapture full_disk::
+    program --test convert -- --nocapture full_disk::
     end "writes to a full ext4"
 fi
 if begin killed; then
-    program --test cli -- --nocapture killed:: --skip backup_killed
+    program --test convert -- --nocapture killed::
     end "kills (SIGKILL) in the middle of I/O"
 fi
 if begin bitmaps; then
-    cases "$(of 4 12 300)" program --test cli -- --nocapture bitmap:: bitmap_damage:: nbd_bitmaps::
-    cases "$(of 3 6 300)" program --test cli -- --nocapture storage_daemon::
+    cases "$(of 4 12 300)" program --test qcow2 -- --nocapture bitmap:: bitmap_damage::
+    program --test servers -- --nocapture nbd_bitmaps::
+    cases "$(of 3 6 300)" program --test servers -- --nocapture storage_daemon::
     end "images whose bitmaps are changed or damaged"
 fi
 if begin backups; then
-    cases "$(of 20 60 10000)" program --test cli -- --nocapture backup_killed:: backup_power_cut::
-    cases "$(of 10 25 1000)" program --test cli -- --nocapture backup_damage:: backup_source::
-    program --test cli -- --nocapture backup --skip backup_killed:: --skip backup_power_cut:: \
+    cases "$(of 20 60 10000)" program --test backup -- --nocapture backup_killed:: backup_power_cut::
+    cases "$(of 10 25 1000)" program --test backup -- --nocapture backup_damage:: backup_source::
+    program --test backup -- --nocapture --skip backup_killed:: --skip backup_power_cut:: \
         --skip backup_damage:: --skip backup_source::
     end "kills, power cuts, damaged sets, headers"
 fi
 if begin sources-change; then
-    cases "$(of 15 150 3000)" program --test cli -- --nocapture source_changes:: http::no_read_has
+    cases "$(of 15 150 3000)" program --test convert -- --nocapture source_changes::
+    cases "$(of 12 100 2000)" program --test remote -- --nocapture http::no_read_has
     end "sources changed while they were read"
 fi
 if begin cache; then
-    cases "$(of 3 12 300)" program --test cli -- --nocapture cache_dir::
+    cases "$(of 3 12 300)" program --test remote -- --nocapture cache_dir::
     end "processes with one cache"
 fi
 if begin arguments; then
@@ -227,8 +229,10 @@ fi
 if begin hostile-generated; then
     runs=$(of 200 2000 100000)
     cases "$runs" library --test hostile -- --nocapture generated changes:: damaged_images chains_are_read
-    cases "$runs" program --test cli -- --nocapture io_language:: vhost_bad_input::any_bytes
-    cases "$(of 20 60 1000)" program --test cli -- --nocapture short_memory:: control_characters
+    cases "$runs" program --test cli -- --nocapture io_language::
+    cases "$runs" program --test servers -- --nocapture vhost_bad_input::any_bytes
+    cases "$(of 20 60 1000)" program --test convert -- --nocapture short_memory::
+    cases "$(of 20 60 1000)" program --test cli -- --nocapture control_characters
     end "images, names, scripts and guests"
 fi
 if begin damage; then
@@ -237,11 +241,11 @@ if begin damage; then
     end "images damaged, and worked with"
 fi
 if begin guests; then
-    program --test cli -- --include-ignored --nocapture nbd_guest:: vhost_guest:: vhost_grow::
+    program --test servers -- --include-ignored --nocapture nbd_guest:: vhost_guest:: vhost_grow::
     end "machines on the servers' disks"
 fi
 if begin streams; then
-    program --test cli -- --include-ignored --nocapture http:: ssh:: pipes import:: uploads::
+    program --test remote -- --include-ignored --nocapture http:: ssh:: pipes import:: uploads::
     end "servers with faults, and pipes"
 fi
 if begin strict-mode; then
@@ -250,7 +254,7 @@ if begin strict-mode; then
 fi
 if begin locks; then
     library --lib -- --nocapture storage::lock
-    program --test cli -- --nocapture lock::
+    program --test convert -- --nocapture lock::
     end "pairs of uses, zebu's and QEMU's"
 fi
 if begin together; then
@@ -264,7 +268,7 @@ if begin sessions; then
     end "steps of zebu and QEMU in turn"
 fi
 if begin server-memory; then
-    cases "$(of 6 60 600)" program --test cli -- --nocapture server_memory::
+    cases "$(of 6 60 600)" program --test servers -- --nocapture server_memory::
     end "loads of servers whose memory is measured"
 fi
 if begin blkdebug; then

@@ -24,7 +24,10 @@ LIMIT = 1800
 CORES = len(os.sched_getaffinity(0))
 
 # The longest first.
-FIRST = ["cli", "small_formats", "breaks", "crash", "sessions"]
+FIRST = ["convert", "remote", "servers", "cli", "qcow2", "formats", "small_formats", "breaks", "crash", "sessions",
+         "backup"]
+# These mostly wait for programs.
+WAITING = {"backup", "cli", "convert", "formats", "qcow2", "remote", "servers"}
 
 
 def messages(path):
@@ -96,8 +99,7 @@ def run(binary):
     name, executable, folder, arguments = binary
     start = time.monotonic()
     environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
-    # Tests of the program mostly wait for others, and would be the last that run.
-    environment.setdefault("RUST_TEST_THREADS", str(CORES * (3 if name == "cli" else 2)))
+    environment.setdefault("RUST_TEST_THREADS", str(CORES * (3 if name in WAITING else 2)))
     test = subprocess.Popen([executable, *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     TESTS.add(test)

@@ -7,4 +7,4 @@ if server=$(sh scripts/get-fake-gcs.sh target/peers/fake-gcs); then export ZEBU_
 if server=$(sh scripts/get-azurite.sh target/peers/azurite); then export ZEBU_AZURITE="$server"; fi
 trap 'sh scripts/ceph.sh target/peers/ceph stop' EXIT
 if conf=$(sh scripts/ceph.sh target/peers/ceph start); then export ZEBU_CEPH_CONF="$conf"; fi
-cargo test -p zebu-cli --test cli -- stores:: uploads:: rbd::
+cargo test -p zebu-cli --test remote -- stores:: uploads:: rbd::

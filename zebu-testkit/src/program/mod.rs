@@ -30,6 +30,7 @@ pub mod recipe;
 pub mod rng;
 pub mod server;
 pub mod sshd;
+pub mod stopping;
 pub mod store;
 pub mod terminal;
 pub mod tls;

@@ -16,7 +16,7 @@
 //! 1. Add the options to [`Driver::create_options`](super::Driver::create_options), in QEMU's order
 //!    and words, followed by those of the file ([`CreateOption::FILE_PREALLOCATION`] and the rest).
 //! 2. Write the function `plan`, an [`ImagePlan`] and a [`NewImage`] in `NAME/create.rs`.
-//! 3. Add a line to the tests in `zebu-cli/tests/cli/new_formats.rs` and
+//! 3. Add a line to the tests in `zebu-cli/tests/formats/new_formats.rs` and
 //!    `zebu/tests/crash/new_images.rs`.
 //!
 //! [`NewBlocks`] places blocks and writes them, [`Linear`] is a disk in one piece, and

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use crate::common::stopping::is_stopped;
 use crate::common::{Lab, Rng, beyond_qemu, cases, program};
 
 /// Bytes of the disks.
@@ -290,22 +291,6 @@ fn run(
     };
     let err = fs::read_to_string(lab.path("stderr")).unwrap();
     (status, err, seen)
-}
-
-/// Stops a child; false if it has ended before.
-pub(super) fn is_stopped(child: &Child) -> bool {
-    let id = child.id() as i32;
-    // SAFETY: plain system calls on memory that is there.
-    unsafe {
-        assert_eq!(libc::kill(id, libc::SIGSTOP), 0);
-        let mut found: libc::siginfo_t = std::mem::zeroed();
-        let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
-        assert_eq!(
-            libc::waitid(libc::P_PID, id as u32, &raw mut found, flags),
-            0
-        );
-        found.si_code == libc::CLD_STOPPED
-    }
 }
 
 /// The content of the source as it is now, if it can be read.

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
 use super::backup::{points, refused, restored};
-use super::source_changes::is_stopped;
+use crate::common::stopping::is_stopped;
 use crate::common::{Lab, Rng, program};
 
 /// Writes the header of a qcow2 image over a secret file to the start of `file`, as a guest can.

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::common::server::wait_until;
+use crate::common::stopping::{STOPS, start};
 use crate::common::web::{Behaviour, Web, images, served};
 use crate::common::{Answer, Lab, Limits, beyond_qemu, part, rotated};
-use crate::stopped::{STOPS, start};
 
 /// Imports to `out`, which is removed before; of every second list of arguments it is a link to a
 /// file that is not there. Returns the verdict.

@@ -4,50 +4,12 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use crate::common::stopping::{STOPS, start, start_with};
 use crate::common::{Lab, beyond_qemu, part, peer, program, testing_qemu};
-
-/// Signals that end a job, and the exit status.
-pub const STOPS: [(i32, i32); 4] = [
-    (libc::SIGINT, 130),
-    (libc::SIGTERM, 143),
-    (libc::SIGHUP, 129),
-    (libc::SIGQUIT, 131),
-];
-
-/// Starts a job with its output in pipes. Signals get their default actions, since a shell that runs
-/// the tests in the background ignores some.
-pub fn start(lab: &Lab, args: &[&str]) -> Child {
-    start_with(lab, args, libc::SIG_DFL)
-}
-
-/// The same with this action of SIGHUP.
-fn start_with(lab: &Lab, args: &[&str], hang_up: libc::sighandler_t) -> Child {
-    let mut command = Command::new(program());
-    // SAFETY: signal(2) is async-signal-safe.
-    unsafe {
-        command.pre_exec(move || {
-            for (number, _) in STOPS {
-                libc::signal(number, libc::SIG_DFL);
-            }
-            libc::signal(libc::SIGHUP, hang_up);
-            Ok(())
-        });
-    }
-    command
-        .args(args)
-        .current_dir(lab.path(""))
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program under test")
-}
 
 fn signal(child: &Child, number: i32) {
     // SAFETY: the child was not waited for, so the id is its own.

@@ -1,0 +1,11 @@
+//! Formats of other programs; those that are only read and small are in `small_formats`.
+
+mod new_formats;
+mod ova;
+mod vdi;
+mod vhdx;
+mod vhdx_create;
+mod vmdk;
+mod vmdk_create;
+
+use zebu_testkit::program as common;
