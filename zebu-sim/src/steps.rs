@@ -137,6 +137,8 @@ pub enum What {
     Wait,
     /// Changes the whole image while nothing else is in flight.
     Change(ImageChange, Stop),
+    /// Exchanges the chain of the open image while requests are in flight.
+    Exchange(Exchange),
     /// Operations of the disk fail from now on.
     Fault(Fault),
     /// Closes the image.
@@ -228,13 +230,40 @@ pub enum Kind {
     Discard,
     /// Make durable.
     Flush,
+    /// Exchange the chain.
+    Exchange(ExchangeKind),
 }
 
 impl Kind {
     /// Whether it changes the disk.
     pub fn is_change(self) -> bool {
-        !matches!(self, Kind::Read | Kind::Flush)
+        !matches!(self, Kind::Read | Kind::Flush | Kind::Exchange(_))
     }
+}
+
+/// An exchange of the chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    /// The queue that drives it.
+    pub queue: usize,
+    /// What is exchanged.
+    pub kind: ExchangeKind,
+    /// What happens to its future.
+    pub fate: Fate,
+    /// Turns of the scheduler after it has begun.
+    pub turns: u32,
+}
+
+/// What is exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeKind {
+    /// An overlay is put on top, with clusters of so many bits, or is committed and taken away if there is
+    /// one.
+    Overlay(u32),
+    /// The backing chain is opened again, and takes the place of itself.
+    Below,
+    /// A hook is added, or removed if there is one.
+    Hook,
 }
 
 /// What happens to a request's future.
@@ -328,7 +357,16 @@ pub enum Damage {
 
 /// Kinds of steps that a simulation can leave out.
 pub const KINDS: &[&str] = &[
-    "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes", "bitmaps", "programs",
+    "drops",
+    "stalls",
+    "faults",
+    "damage",
+    "cuts",
+    "jobs",
+    "wholes",
+    "bitmaps",
+    "programs",
+    "exchanges",
 ];
 
 impl Scenario {
@@ -486,6 +524,7 @@ struct Draw {
     changes: bool,
     bitmaps: bool,
     programs: bool,
+    exchanges: bool,
     bases: u64,
     /// What comes next, the last one first.
     planned: Vec<What>,
@@ -510,6 +549,7 @@ impl Draw {
             bitmaps: has_bitmaps,
             programs: rng.one_in(2) && with("programs"),
             bases: origin.bases.len() as u64,
+            exchanges: rng.one_in(2) && with("exchanges"),
             planned: Vec::new(),
             next: None,
             rng,
@@ -527,6 +567,7 @@ impl Draw {
                 let change = ImageChange::Bitmap(self.change_bitmap());
                 What::Change(change, self.stop())
             }
+            66..74 if self.exchanges => What::Exchange(self.exchange()),
             74..76 if self.programs => What::Pair(self.pair(id)),
             0..80 => What::Request(self.request()),
             80..83 => What::Wait,
@@ -670,20 +711,44 @@ impl Draw {
             5..7 => 2 * cluster as u64,
             _ => 8 * cluster as u64,
         };
-        let polls = 1 << rng.below(5);
-        let polls = 1 + rng.below(polls) as u32;
+        let queue = rng.below(8) as usize;
+        let count = ((1 + rng.below(most) as usize).next_multiple_of(unit)).min(512);
         Request {
-            queue: rng.below(8) as usize,
+            queue,
             kind,
             start: start / unit * unit,
-            count: ((1 + rng.below(most) as usize).next_multiple_of(unit)).min(512),
-            fate: match rng.below(10) {
-                0 if self.drops => Fate::Drop(polls),
-                1 if self.stalls => Fate::Stall(polls),
-                2 if self.stalls && self.drops => Fate::StallDrop(polls),
-                _ => Fate::Run,
-            },
-            turns: rng.pick(&[0, 0, 2, 8, 60]),
+            count,
+            fate: self.fate(),
+            turns: self.rng.pick(&[0, 0, 2, 8, 60]),
+        }
+    }
+
+    fn fate(&mut self) -> Fate {
+        let rng = &mut self.rng;
+        let polls = 1 << rng.below(5);
+        let polls = 1 + rng.below(polls) as u32;
+        match rng.below(10) {
+            0 if self.drops => Fate::Drop(polls),
+            1 if self.stalls => Fate::Stall(polls),
+            2 if self.stalls && self.drops => Fate::StallDrop(polls),
+            _ => Fate::Run,
+        }
+    }
+
+    fn exchange(&mut self) -> Exchange {
+        let bits = 9 + self.rng.below(8) as u32;
+        let kinds = [
+            ExchangeKind::Overlay(bits),
+            ExchangeKind::Overlay(bits),
+            ExchangeKind::Overlay(bits),
+            ExchangeKind::Below,
+            ExchangeKind::Hook,
+        ];
+        Exchange {
+            queue: self.rng.below(8) as usize,
+            kind: self.rng.pick(&kinds),
+            fate: self.fate(),
+            turns: self.rng.pick(&[0, 0, 2, 8, 60]),
         }
     }
 

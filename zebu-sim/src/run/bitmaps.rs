@@ -106,7 +106,15 @@ impl Run<'_> {
             return Ok(None);
         };
         let queue = &session.queues[0];
-        match queue.block_on(session.device.bitmap(queue, &bitmap.name)) {
+        let read = async {
+            session
+                .device
+                .enter()
+                .await?
+                .bitmap(queue, &bitmap.name)
+                .await
+        };
+        match queue.block_on(read) {
             Ok(bits) => Ok(Some(bits)),
             Err(_) if bitmap.lost || self.may_fail() => Ok(None),
             Err(e) => Err(format!("error: read bitmap {}: {e}", bitmap.name)),

@@ -1,12 +1,10 @@
 //! Changes of the whole image, within a session.
 
-use std::rc::Rc;
-
 use zebu::block::Preallocation;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::Buffer;
 
-use super::{Run, Verdict, is_refusal};
+use super::{Run, Verdict, context, is_refusal};
 use crate::content::ZERO;
 use crate::disk::SECTOR;
 use crate::model::{Cell, Snapshot, Time};
@@ -20,7 +18,7 @@ impl Run<'_> {
             return Ok(());
         }
         self.wait()?;
-        if self.change_dropped {
+        if self.change_dropped || !self.merge_live()? {
             return Ok(());
         }
         let mut after = self.model.clone();
@@ -86,7 +84,7 @@ impl Run<'_> {
             Stop::No | Stop::Cut(..) => began,
         });
         let queue = session.queues[0].clone();
-        let device = Rc::get_mut(&mut session.device).ok_or("hang: a request is not over")?;
+        let shared = session.device.clone();
         if let Stop::Cut(operations, cut) = stop {
             self.disk.cut_after(operations, cut);
         }
@@ -95,28 +93,27 @@ impl Run<'_> {
             _ => None,
         };
         let name = |n: usize| SnapshotName::from(names[n % count].as_str());
-        let result = sched::run_or_drop(&queue, drop_after, async {
-            match change {
-                ImageChange::Resize(..) => {
-                    device
-                        .resize(&queue, new as u64 * SECTOR, preallocation)
-                        .await
-                }
-                ImageChange::Take => {
-                    device
-                        .snapshot_create(&queue, &format!("snapshot{id}"))
-                        .await
-                }
-                ImageChange::Apply(n) => device.snapshot_apply(&queue, &name(n)).await,
-                ImageChange::Delete(n) => device.snapshot_delete(&queue, &name(n)).await,
-                ImageChange::Bitmap(_) => match &action {
-                    Some(action) => action.perform(device, &queue).await,
-                    None => Ok(()),
-                },
-                ImageChange::VmState(_) => Ok(()),
+        let change_it = shared.change(async |device| match change {
+            ImageChange::Resize(..) => {
+                device
+                    .resize(&queue, new as u64 * SECTOR, preallocation)
+                    .await
             }
+            ImageChange::Take => {
+                device
+                    .snapshot_create(&queue, &format!("snapshot{id}"))
+                    .await
+            }
+            ImageChange::Apply(n) => device.snapshot_apply(&queue, &name(n)).await,
+            ImageChange::Delete(n) => device.snapshot_delete(&queue, &name(n)).await,
+            ImageChange::Bitmap(_) => match &action {
+                Some(action) => action.perform(device, &queue).await,
+                None => Ok(()),
+            },
+            ImageChange::VmState(_) => Ok(()),
         });
-        let size = device.size() / SECTOR;
+        let result = sched::run_or_drop(&queue, drop_after, change_it);
+        let size = queue.block_on(shared.size()).map_err(context("size"))? / SECTOR;
         if self.disk.is_off() {
             self.flags |= change.is_of_snapshots();
             self.model = before;
@@ -176,21 +173,23 @@ impl Run<'_> {
             return Ok(());
         }
         self.wait()?;
-        if self.change_dropped {
+        if self.change_dropped || !self.merge_live()? {
             return Ok(());
         }
         let Some(session) = &mut self.session else {
             return Ok(());
         };
         let queue = session.queues[0].clone();
-        let device = Rc::get_mut(&mut session.device).ok_or("hang: a request is not over")?;
+        let device = session.device.clone();
         let length = sectors * SECTOR as usize;
         let byte = id as u8 | 1;
         let mut buffer = Buffer::new(length);
         buffer[..length].fill(byte);
-        let result = sched::run_or_drop(&queue, None, async {
-            device.write_vm_state(&queue, 0, buffer, length).await.1
+        let written = device.change(async |device| {
+            let written = device.write_vm_state(&queue, 0, buffer, length);
+            written.await.1
         });
+        let result = sched::run_or_drop(&queue, None, written);
         self.model.vm_state = match result {
             Some(Ok(())) => Some((byte, length)),
             Some(Err(e)) if !self.may_fail() && !is_refusal(&e) => {

@@ -59,7 +59,9 @@ impl Run<'_> {
         self.untidy |= self.disk.hits().reads > 0;
         self.disk.clear_faults();
         self.change_dropped = false;
+        self.exchange_dropped = false;
         let queue = sched::queue(4);
+        self.merge_at_rest(&queue)?;
         self.find_backing(&queue)?;
         let read_only = OpenOptions::default();
         let device = match self.open(&queue, &Run::plain(), read_only) {

@@ -51,6 +51,8 @@ impl<'a> Run<'a> {
             flags: false,
             restarted: false,
             closed: false,
+            exchange_dropped: false,
+            overlay: None,
             change_dropped: false,
             marked: None,
             disk,
@@ -182,7 +184,12 @@ impl<'a> Run<'a> {
         self.open_name(queue, &base_name(number), &options)
     }
 
-    fn open_name(&self, queue: &Queue, name: &str, options: &OpenOptions) -> zebu::Result<Device> {
+    pub(super) fn open_name(
+        &self,
+        queue: &Queue,
+        name: &str,
+        options: &OpenOptions,
+    ) -> zebu::Result<Device> {
         let source = Source::Name(name.into());
         self.unlocked(|| Device::open(queue, &source, options))
     }

@@ -1,23 +1,24 @@
 //! Executes the steps of a scenario, and compares the results with the model.
 
 use std::ops::Range;
-use std::rc::Rc;
+
 use std::sync::Arc;
 
-use zebu::block::{Device, Format};
+use zebu::block::{Format, SharedDevice};
 use zebu::storage::Queue;
 
 use crate::content::Tag;
 use crate::disk::Disk;
 use crate::model::{Model, Readings, Time};
 use crate::sched::{self, Driven, Polls};
-use crate::steps::{ImageChange, Kind, Scenario, Step, Stop, What};
+use crate::steps::{ImageChange, Kind, Opening, Scenario, Step, Stop, What};
 use zebu_testkit::Rng;
 
 mod beside;
 mod bitmaps;
 mod change;
 mod damage;
+mod exchange;
 mod job;
 mod judge;
 mod make;
@@ -85,7 +86,11 @@ struct Base {
 /// A device that is open for writing.
 struct Session {
     queues: Vec<Queue>,
-    device: Rc<Device>,
+    device: SharedDevice,
+    opening: Opening,
+    /// A hook, and whether it is told of changes now.
+    watch: Arc<exchange::Watch>,
+    watched: bool,
     flying: Vec<Flying>,
     readings: Readings,
     polls: Polls,
@@ -144,6 +149,10 @@ struct Run<'a> {
     restarted: bool,
     /// The last session was closed well.
     closed: bool,
+    /// An exchange was dropped or has failed: writes may fail until the image is opened again.
+    exchange_dropped: bool,
+    /// An overlay on the image, or one that is being put on or taken away.
+    overlay: Option<exchange::Overlay>,
     /// A change of the whole image was dropped: writes fail until it is opened again.
     change_dropped: bool,
     /// The file when an unknown autoclear bit was left in it.
@@ -176,7 +185,9 @@ impl Run<'_> {
         let seed = self.rng.next();
         self.disk.seed(seed);
         match &step.beside {
-            Some(beside) if !self.damaged && !self.refused => self.step_beside(step, beside),
+            Some(beside) if !self.damaged && !self.refused && !self.is_exchanged(step) => {
+                self.step_beside(step, beside)
+            }
             _ => self.step_alone(step),
         }
     }
@@ -190,6 +201,7 @@ impl Run<'_> {
                 self.write_vm_state(step.id, *sectors)
             }
             What::Change(change, stop) => self.change_image(step.id, *change, *stop),
+            What::Exchange(exchange) => self.exchange(step.id, exchange),
             What::Fault(fault) => {
                 self.disk.arm(*fault);
                 Ok(())
@@ -231,7 +243,11 @@ impl Run<'_> {
 
     /// Whether a request may fail now.
     fn may_fail(&self) -> bool {
-        self.damaged || self.change_dropped || self.disk.is_off() || !self.disk.hits().is_none()
+        self.damaged
+            || self.change_dropped
+            || self.exchange_dropped
+            || self.disk.is_off()
+            || !self.disk.hits().is_none()
     }
 }
 

@@ -1,9 +1,8 @@
 //! Sessions: opening, requests and their ends, closing, and stopping without.
 
 use std::ops::Range;
-use std::rc::Rc;
 
-use zebu::block::{Device, OpenOptions};
+use zebu::block::{Device, OpenOptions, SharedDevice};
 use zebu::storage::{Iov, Queue};
 
 use super::{Flying, IDLE_ROUNDS, MOST_IN_FLIGHT, Run, Session, TURNS, Verdict};
@@ -83,7 +82,10 @@ impl Run<'_> {
         };
         self.session = Some(Session {
             queues,
-            device: Rc::new(device),
+            device: SharedDevice::new(device),
+            opening: *opening,
+            watch: Default::default(),
+            watched: false,
             flying: Vec::new(),
             readings: Readings::default(),
             polls: Polls::default(),
@@ -130,7 +132,7 @@ impl Run<'_> {
         let tag = match request.kind {
             Kind::Zero(_) | Kind::Discard => Some(ZERO),
             Kind::Write | Kind::Compressed => Some(id),
-            Kind::Read | Kind::Flush => None,
+            Kind::Read | Kind::Flush | Kind::Exchange(_) => None,
         };
         if let Some(tag) = tag {
             for model in self.models() {
@@ -242,8 +244,11 @@ impl Run<'_> {
         let waiting = session.flying.iter().filter(|f| !f.driven.is_stalled());
         match stalled {
             Some(stalled) => {
-                // A read that copies is a change, which may wait for others.
-                let is_read = |f: &&Flying| f.kind == Kind::Read && !session.copies;
+                // A read that copies is a change, which may wait for others. All requests wait for an
+                // exchange, and it waits for those before it.
+                let is_exchange = |f: &Flying| matches!(f.kind, Kind::Exchange(_));
+                let may_wait = session.copies || session.flying.iter().any(is_exchange);
+                let is_read = |f: &&Flying| f.kind == Kind::Read && !may_wait;
                 if let Some(read) = waiting.clone().find(is_read) {
                     return Err(format!(
                         "hang: the read of step {} waits for a request that is not polled (one is \
@@ -276,7 +281,7 @@ impl Run<'_> {
             idle = if self.disk.advance() { 0 } else { idle + 1 };
             session.queues.iter().for_each(sched::turn);
         }
-        Ok(())
+        self.check_hook()
     }
 
     /// A request has ended.
@@ -306,6 +311,7 @@ impl Run<'_> {
                     Kind::Flush => {
                         self.damaged
                             || self.change_dropped
+                            || self.exchange_dropped
                             || stopped
                             || hits.writes + hits.flushes > 0
                     }
@@ -328,6 +334,7 @@ impl Run<'_> {
                         .map_err(|e| format!("{e}, {what}"))?;
                 }
             }
+            Kind::Exchange(exchanged) => self.exchanged(exchanged, done)?,
             Kind::Flush => {
                 if done {
                     if let Some(session) = &mut self.session {
@@ -381,7 +388,7 @@ impl Run<'_> {
         };
         self.interrupted |= session.changed.is_some();
         let queue = session.queues[0].clone();
-        let device = Rc::into_inner(session.device).ok_or("hang: a request is not over")?;
+        let device = session.device;
         if let Stop::Cut(operations, cut) = stop {
             self.disk.cut_after(operations, cut);
         }
@@ -403,7 +410,8 @@ impl Run<'_> {
             }
             Some(Err(e)) => {
                 let hits = self.disk.hits();
-                if !self.damaged && !self.change_dropped && hits.writes + hits.flushes == 0 {
+                let dropped = self.change_dropped || self.exchange_dropped;
+                if !self.damaged && !dropped && hits.writes + hits.flushes == 0 {
                     return Err(format!("error: close: {e} ({hits:?})"));
                 }
                 self.untidy = true;
@@ -472,7 +480,7 @@ fn check_read(model: &Model, range: &Range<usize>, seen: &[Vec<Tag>], bytes: &[u
 
 /// Executes a request; returns the bytes read.
 async fn perform(
-    device: Rc<Device>,
+    device: SharedDevice,
     queue: Queue,
     kind: Kind,
     range: Range<usize>,
@@ -489,6 +497,7 @@ async fn perform(
     // SAFETY: `bytes` outlives the request, whose future is a temporary that is dropped first.
     #[allow(unsafe_code)]
     let iov = unsafe { Iov::from_raw(bytes.as_mut_ptr(), bytes.len()) };
+    let device = device.enter().await?;
     match kind {
         Kind::Read => device.read(&queue, offset, &iov).await?,
         Kind::Write => device.write(&queue, offset, &iov).await?,
@@ -496,6 +505,7 @@ async fn perform(
         Kind::Zero(zeroing) => device.write_zeroes(&queue, offset, length, zeroing).await?,
         Kind::Discard => device.discard(&queue, offset, length).await?,
         Kind::Flush => device.flush(&queue).await?,
+        Kind::Exchange(_) => unreachable!("it is no request"),
     }
     Ok(bytes)
 }

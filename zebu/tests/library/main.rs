@@ -6,6 +6,7 @@ mod dropped_tasks;
 mod engines;
 mod event_loop;
 mod examples;
+mod exchanges;
 mod file_from_fd;
 mod format_header;
 mod holes;
