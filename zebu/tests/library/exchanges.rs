@@ -73,10 +73,10 @@ fn an_overlay_is_put_on_and_taken_away() {
     queue.block_on(async {
         let added = shared.bitmap_add(&queue, "b", Some(CLUSTER), true);
         added.await.unwrap();
-        fill(&*shared.enter().await.unwrap(), &queue, 1, 1)
+        fill(&shared.enter().await.unwrap(), &queue, 1, 1)
             .await
             .unwrap();
-        fill(&*shared.enter().await.unwrap(), &queue, 2, 1)
+        fill(&shared.enter().await.unwrap(), &queue, 2, 1)
             .await
             .unwrap();
     });
