@@ -55,7 +55,7 @@ impl Device {
         if !self.is_writable() || !overlay.is_writable() {
             return Err(Error::os(libc::EPERM));
         }
-        if overlay.layers.len() != 1 || overlay.top().backing().is_none() {
+        if overlay.layers.len() != 1 || overlay.is_filtered() || overlay.top().backing().is_none() {
             return refuse("What is put on top must be one image that names a backing file");
         }
         if overlay.size() != self.size() {
@@ -166,7 +166,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::set_backing`]. [`Error::Refused`] if the chain would be too long, or if the
+    /// Those of [`Device::set_backing`]. [`Error::Refused`] if the chain would be too long or has filters, or if the
     /// image can tell that it was made for another content. Those of [`Device::close`] for a `below` that
     /// is open for writing. The chain is the old one then.
     pub async fn replace_below(
@@ -186,6 +186,10 @@ impl Device {
             if below.layers.len() >= MAX_CHAIN {
                 return Err(Error::Refused("The backing chain is too long".into()));
             }
+            if below.is_filtered() {
+                let why = "Filters are over the top image only";
+                return Err(Error::Refused(why.into()));
+            }
             self.top().image.check_backing(&*below.top().image)?;
             below.flush(queue).await?;
             below.rest(queue, 0).await?;
@@ -196,8 +200,9 @@ impl Device {
         Ok((!old.is_empty()).then(|| Device::new(old, self.inspect)))
     }
 
-    /// Replaces all images by those of another device of the same content (the end of a mirror). Both are
-    /// open for writing, or both are not. The result is a device of the old images, to be closed.
+    /// Replaces all images, with the filters over them, by those of another device of the same content
+    /// (the end of a mirror). Both are open for writing, or both are not. Hooks stay. The result is a
+    /// device of the old images, to be closed.
     ///
     /// # Errors
     ///
@@ -212,7 +217,9 @@ impl Device {
         self.flush(queue).await?;
         other.flush(queue).await?;
         let old = std::mem::replace(&mut self.layers, other.layers);
-        Ok(Device::new(old, self.inspect))
+        let mut old = Device::new(old, self.inspect);
+        old.filters = std::mem::replace(&mut self.filters, other.filters);
+        Ok(old)
     }
 
     /// Wakes the image below the top one.
@@ -230,9 +237,13 @@ impl Device {
     async fn rest(&mut self, queue: &Queue, depth: usize) -> Result<()> {
         self.close_below(queue, depth).await?;
         let layer = &mut self.layers[depth];
-        let Some(write) = layer.write.take() else {
+        let Some(write) = layer.write else {
             return Ok(());
         };
+        for file in layer.storages() {
+            storage::end(&*file, queue).await?;
+        }
+        layer.write = None;
         layer.resting = Some(Resting {
             write,
             locks: layer.unlock_writing(),
