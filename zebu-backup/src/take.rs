@@ -93,6 +93,11 @@ impl Set {
         self.save(manifest)?;
         let mut bitmaps = Vec::new();
         let disks: Vec<_> = disks.iter().map(|disk| self.as_before(disk)).collect();
+        // Before the image is written.
+        let past: Vec<_> = disks
+            .iter()
+            .map(|disk| is_written_past(queue, disk))
+            .collect();
         for disk in &disks {
             bitmaps.push(self.begin_bitmap(queue, disk, number)?);
         }
@@ -104,7 +109,8 @@ impl Set {
         };
         let held: Vec<_> = disks
             .iter()
-            .map(|disk| Held::new(queue, disk))
+            .zip(past)
+            .map(|(disk, past)| Held::new(queue, disk, past))
             .collect::<Result<_>>()?;
         for ((disk, bitmap), held) in disks.iter().zip(bitmaps).zip(held) {
             let copied = self.copy(queue, disk, &held, number, options, on_progress);
@@ -457,6 +463,9 @@ impl Set {
         } else if !before.chain_files_sha256.as_ref().is_none_or(are_as_before) {
             let why = "compared with its last backup: a backing file or data file was changed or replaced";
             self.note(&disk.name, why);
+        } else if held.is_written_past {
+            let why = "compared with its last backup: its data file was written after the image was closed";
+            self.note(&disk.name, why);
         } else if let Some(bitmap) = &before.bitmap {
             match queue.block_on(recorded(queue, &device, bitmap)) {
                 Ok(mut bits) => {
@@ -544,12 +553,14 @@ struct Held {
     _locked: Option<Device>,
     /// How it was when it was opened the first time.
     unchanged: OnceCell<Unchanged>,
+    /// [`is_written_past`]
+    is_written_past: bool,
 }
 
 impl Held {
     /// Opens the image of a disk, so that no program writes to it until the result is dropped. Not an NBD
     /// export: its server may admit one client at a time.
-    fn new(queue: &Queue, disk: &Disk) -> Result<Held> {
+    fn new(queue: &Queue, disk: &Disk, is_written_past: bool) -> Result<Held> {
         let hold = || {
             let spec = disk.source.resolve(None, disk.options.format)?;
             match spec.file.driver {
@@ -563,6 +574,7 @@ impl Held {
         Ok(Held {
             _locked: hold().map_err(Error::image(&disk.name))?,
             unchanged: OnceCell::new(),
+            is_written_past,
         })
     }
 
@@ -575,6 +587,19 @@ impl Held {
         let checked = unchanged.check().and_then(|()| unchanged.check_names());
         checked.map_err(|why| changed(disk, why.to_string()))
     }
+}
+
+/// Whether the data file of a disk was changed after its image was. A program that writes to the image closes
+/// it last, so another one has written to the data file, and no bitmap knows that.
+fn is_written_past(queue: &Queue, disk: &Disk) -> bool {
+    let Ok(device) = Device::open(queue, &disk.source, &disk.reading().no_backing(true)) else {
+        // It fails with its own message later.
+        return false;
+    };
+    let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified());
+    let (file, data) = (device.top().file(), device.top().data());
+    let times = (changed(file.path()), changed(data.path()));
+    matches!(times, (Ok(file), Ok(data)) if data > file)
 }
 
 fn changed(disk: &Disk, what: String) -> Error {

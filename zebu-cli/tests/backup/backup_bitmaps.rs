@@ -1,6 +1,8 @@
 //! `backup` by bitmaps: an increment is taken from the bitmap of the last point, and of no other.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use super::backup::{
     assert_clean, backup, bitmap, content, copy_set, qemu_io, refused, restored, zebu_io,
@@ -172,4 +174,30 @@ fn a_bitmap_of_a_failed_backup_is_not_trusted() {
     take("y.qcow2").ok("another image");
     take("disk.qcow2").ok("the first image");
     assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
+}
+
+/// A program that writes to the data file by its own name tells no bitmap of it.
+#[test]
+fn what_is_written_past_the_image_is_compared() {
+    let lab = Lab::new();
+    fs::write(lab.path("y.raw"), vec![7; 1 << 20]).unwrap();
+    let data = "data_file=d,data_file_raw=on";
+    lab.zebu(&[
+        "convert", "-f", "raw", "-O", "qcow2", "-o", data, "y.raw", "x.q",
+    ])
+    .ok("convert");
+    let backup = || lab.zebu(&["backup", "-f", "qcow2", "x.q", "--to", "set"]);
+    backup().ok("full");
+    // The image is closed last.
+    lab.zebu(&["io", "-c", "write -q -P 9 64k 64k", "x.q"])
+        .ok("write");
+    assert!(!backup().err.contains("compared"));
+    let closed = fs::metadata(lab.path("x.q")).unwrap().modified().unwrap();
+    let file = fs::File::options().write(true).open(lab.path("d")).unwrap();
+    file.write_all_at(&[5; 4096], 512 << 10).unwrap();
+    file.set_modified(closed + Duration::from_secs(1)).unwrap();
+    let answer = backup();
+    assert!(answer.err.contains("compared"), "{answer:?}");
+    lab.zebu(&["backup", "restore", "set", "out"]).ok("restore");
+    assert!(fs::read(lab.path("out")).unwrap() == fs::read(lab.path("d")).unwrap());
 }
