@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 use zebu::block::{FileDriver, FileSpec, Objects};
-use zebu::internal::new_image::{NewFiles, NewImage};
+use zebu::internal::new_image::NewFiles;
 use zebu::jobs::{
     self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
     NewBacking, Target, Unchanged,
@@ -505,22 +505,21 @@ impl Set {
             .size(size)
             .compression(options.compress.unwrap_or(Compression::Zlib))
             .backing(backing);
-        let image = NewImage::Qcow2(Box::new(create));
         let caches = match options.compress {
             // Compressed clusters are not aligned.
             Some(_) => &CACHES[1..],
             None => &CACHES,
         };
         let make = || {
-            let files = NewFiles::open(&FileSpec::new(path), &image, caches, &Objects::default())?;
-            files.make(queue, &image)?;
+            let (file, plan) = (FileSpec::new(path), create.plan()?);
+            let mut files = NewFiles::open(&file, plan, caches, &Objects::default())?;
             let options = OpenOptions::default()
                 .format(Some(Format::QCOW2))
                 .write(true)
                 .cache(files.cache_mode());
-            files.open_image(queue, &Source::Name(path.into()), &options)
+            files.begin(queue, &Source::Name(path.into()), &options)
         };
-        make().map(Target::Image).map_err(Error::image(&name))
+        make().map_err(Error::image(&name))
     }
 
     /// Compares a disk with its new backup, and hashes the content.

@@ -7,10 +7,10 @@ use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zebu::block::Device;
-use zebu::jobs;
-use zebu::storage::{Queue, Storage};
+use zebu::storage::Queue;
 
 use crate::failure::Failure;
+use crate::new_image::NewFiles;
 use crate::printed::Shown;
 use crate::signals;
 use crate::work::Work;
@@ -233,11 +233,10 @@ pub fn interrupted(state: &str) -> Option<Failure> {
     Some(Failure::new(format!("Interrupted; {state}")).with_status(signals::exit_status(signal)))
 }
 
-/// Marks the qcow2 image in `file` as incomplete, if there is one. Returns the text for the
-/// message. Errors are ignored, since the job has failed already.
-pub fn incomplete(queue: &Queue, name: &OsStr, file: Option<&dyn Storage>) -> String {
-    if let Some(file) = file {
-        let _ = jobs::mark_incomplete(queue, file);
+/// Marks a new image as incomplete, if it is one. Returns the text for the message.
+pub fn incomplete(queue: &Queue, name: &OsStr, files: Option<&NewFiles>) -> String {
+    if let Some(files) = files {
+        files.mark(queue);
     }
     format!("'{}' is incomplete", name.shown())
 }

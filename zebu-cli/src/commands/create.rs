@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::file_name::{as_value, beside, file_as};
 use crate::invocation::Invocation;
 use crate::known_options::{number, option_help};
-use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format, refuse_object};
+use crate::new_image::{NewFiles, new_format_help, other_files, parse_format, plan, refuse_object};
 use crate::printed::Shown;
 use crate::same_file::Fate;
 use crate::{objects, open, output, printed, same_file, size, untrusted};
@@ -144,29 +144,27 @@ fn create(
     if !arguments.quiet {
         output::say(&formatting(format, format_name, name, &options));
     }
-    let image = NewImage::new(format, &file.path, size, &options, backing.as_ref());
-    let image = image.map_err(|e| match e.errno() {
+    let plan = plan(format, &file.path, size, &options, backing.as_ref());
+    let plan = plan.map_err(|e| match e.errno() {
         libc::EFBIG => format!(
             "The image size is too large for file format '{}'",
             format.name()
         ),
         _ => e.to_string(),
     })?;
-    let mut files = image.other_files()?;
+    let mut files = other_files(&*plan).map_err(|e| e.to_string())?;
     files.push(file.clone());
     check_not_read(&options, name, backing.as_ref(), &files)?;
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.shown()));
-    let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack], &objects::all());
-    let files = files.map_err(|e| e.to_string())?;
+    let files = NewFiles::open(&file, plan, &[CacheMode::WriteBack], &objects::all());
+    let mut files = files.map_err(|e| e.to_string())?;
     if let Some(why) =
         same_file::refused_open(backing.as_slice(), &files.storages(), Fate::Replaced)
     {
-        files.give_up();
         return Err(why.into());
     }
-    let made = files.make_durably(&queue, &image);
-    made.map_err(|e| e.to_string())
+    files.create(&queue).map_err(|e| e.to_string())
 }
 
 /// Refuses files of the new image that its backing file reads, or that messages go to. Of a backing

@@ -14,8 +14,7 @@ use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{file_as, file_of};
 use crate::invocation::Invocation;
-use crate::named::Named;
-use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
+use crate::new_image::{NewFiles, new_format_help, parse_format, plan_to_fill};
 use crate::options::SourceOptions;
 use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
@@ -68,25 +67,19 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let (start, length) = range.unwrap_or_default();
     refuse_same_file(&source, &operands.output)?;
     let file = file_as(&operands.output, format_name).map_err(Failure::new)?;
-    let target = make_target(&queue, format, &operands.output, &file, length, &source)?;
+    let (target, files) = make_target(&queue, format, &operands.output, &file, length, &source)?;
     if range.is_none() {
         let input = input.shown();
         invocation.say(&format!("{input}: cannot skip to specified offset"));
     }
-    let is_zero = match &target {
-        Target::Image(device) => !device.top().file().is_device(),
-        _ => true,
-    };
+    let is_zero = files.reads_as_zeroes();
     let options = CopyOptions::new(start, length).target_is_zero(is_zero);
-    // It stays open, and locked, when the device is closed.
-    let file = target.qcow2_file();
-    let named = Named::of(&target, None);
     let mut progress = Progress::new(false, length);
     let result = jobs::copy(&queue, source, target, &options, |now| {
         progress.set(now.done)
     });
     result.map_err(|e| {
-        let state = incomplete(&queue, &operands.output, file.as_deref());
+        let state = incomplete(&queue, &operands.output, Some(&files));
         let side = match &e {
             TransferError::Read { .. } => "reading from input",
             TransferError::Write { .. } => "writing to output",
@@ -99,10 +92,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         Failure::new(format!("error while {side} image file: {why}; {state}"))
     })?;
     unchanged.check().map_err(|why| {
-        let state = incomplete(&queue, &operands.output, file.as_deref());
+        let state = incomplete(&queue, &operands.output, Some(&files));
         Failure::new(format!("{why}; {state}"))
     })?;
-    named.check()?;
+    let named = files.check_names();
+    named.map_err(|why| Failure::new(why.to_string()))?;
     Ok(0)
 }
 
@@ -186,30 +180,23 @@ fn make_target(
     file: &FileSpec,
     length: u64,
     source: &Device,
-) -> Result<Target, Failure> {
-    let open = || {
-        let options = CreateOptions::default();
-        let image = NewImage::to_fill(format, &file.path, length, &options)?;
-        let files = NewFiles::open(file, &image, &[CacheMode::WriteBack], &objects::all())?;
-        let sources = std::slice::from_ref(source);
-        if let Some(why) = same_file::refused_open(sources, &files.storages(), Fate::Replaced) {
-            files.give_up();
-            return Err(zebu::Error::Refused(why.into()));
-        }
-        Ok((image, files))
-    };
+) -> Result<(Target, NewFiles), Failure> {
     let failed = |e: zebu::Error| creation_failure(name, &e.to_string());
-    let (image, files) = open().map_err(failed)?;
-    if let NewImage::Planned(plan) = &image {
-        let new = files.begin(queue, &**plan);
-        return new.map(Target::New).map_err(failed);
+    let options = CreateOptions::default();
+    let plan = plan_to_fill(format, &file.path, length, &options).map_err(failed)?;
+    let files = NewFiles::open(file, plan, &[CacheMode::WriteBack], &objects::all());
+    let mut files = files.map_err(failed)?;
+    let sources = std::slice::from_ref(source);
+    if let Some(why) = same_file::refused_open(sources, &files.storages(), Fate::Replaced) {
+        return Err(creation_failure(name, why));
     }
-    files.make(queue, &image).map_err(failed)?;
     let options = untrusted::defaults().format(Some(format)).write(true);
-    files
-        .open_image(queue, &Source::Name(name.to_owned()), &options)
-        .map(Target::Image)
-        .map_err(|e| open::failure(name, &e))
+    let begun = files.begin(queue, &Source::Name(name.to_owned()), &options);
+    let target = begun.map_err(|e| match e {
+        zebu::Error::Open { source, .. } => open::failure(name, &source),
+        e => failed(e),
+    })?;
+    Ok((target, files))
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use clap::Parser;
+use zebu::block::Format;
 use zebu::jobs::{
     self, ConvertError, ConvertOptions, ExportFormat, Measure, MeasureTarget, Qcow2Target,
 };
@@ -14,7 +14,7 @@ use crate::create_options::{CreateOptions, check_list};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Map};
-use crate::new_image::{NewImage, parse_format};
+use crate::new_image::{export_format, parse_format};
 use crate::options::{OutputFormat, SourceOptions};
 use crate::{open, output, size};
 
@@ -182,15 +182,11 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<ExportFormat
         Failure::new(format!("Invalid options for file format '{name}'"))
     })?;
     // A size that is too large is refused when it is measured.
-    let image = NewImage::new(format, Path::new(""), 0, &options, None);
-    match image.map_err(|e| Failure::new(e.to_string()))? {
-        NewImage::Planned(_) => Err(unsupported()),
-        NewImage::Raw { .. } => Ok(ExportFormat::Raw),
-        NewImage::Qcow2(image) => Ok(ExportFormat::Qcow2 {
-            image,
-            scan: arguments.sparse.is_some(),
-        }),
+    if ![Format::RAW, Format::QCOW2].contains(&format) {
+        return Err(unsupported());
     }
+    let form = export_format(format, &options, arguments.sparse.is_some());
+    form.map_err(|e| Failure::new(e.to_string()))
 }
 
 fn measured_as(target: &ExportFormat) -> MeasureTarget {

@@ -11,7 +11,7 @@ use zebu::block::{Device, FileSpec, Format};
 use zebu::internal::new_image::NewFile;
 use zebu::jobs::{
     self, CompressOptions, ConvertEvent, ConvertOptions, CreateValue, CreateValues, ImagePlan,
-    PlanRequest, Target, Unchanged,
+    PlanRequest, Unchanged,
 };
 use zebu::storage::{CacheMode, LockRequest, Queue, Storage, Window};
 use zebu_ova::{NewAppliance, NewDisk};
@@ -209,21 +209,15 @@ impl Job<'_> {
     fn convert(&mut self, new: &NewAppliance<'_>, source: Device) -> Result<(), String> {
         let plan = plan(new.disk_name().as_ref(), source.size()).map_err(|e| e.to_string())?;
         let place = Window::new(self.storage.clone(), new.offset(), None);
-        let begin = jobs::begin_image(self.queue, &*plan, vec![Arc::new(place)]);
-        let target = self.queue.block_on(begin).map_err(|e| e.to_string())?;
+        let target = jobs::begin_image(self.queue, &*plan, vec![Arc::new(place)]);
+        let target = target.map_err(|e| e.to_string())?;
         let level = CompressOptions::default().level(self.level);
         let options = ConvertOptions::default().compress(Some(level));
         let (done, progress) = (self.done, &mut self.progress);
-        let converted =
-            jobs::convert(
-                vec![source],
-                Target::New(target),
-                &options,
-                |event| match event {
-                    ConvertEvent::Progress(now) => progress.set(done + now.done),
-                    ConvertEvent::Unreadable { .. } => std::ops::ControlFlow::Continue(()),
-                },
-            );
+        let converted = jobs::convert(vec![source], target, &options, |event| match event {
+            ConvertEvent::Progress(now) => progress.set(done + now.done),
+            ConvertEvent::Unreadable { .. } => std::ops::ControlFlow::Continue(()),
+        });
         converted.map_err(|e| e.to_string())
     }
 }

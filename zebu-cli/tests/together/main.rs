@@ -7,6 +7,7 @@
 
 mod alone;
 mod commands;
+mod new_images;
 mod supervised;
 mod world;
 

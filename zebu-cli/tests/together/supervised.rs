@@ -31,6 +31,8 @@ const CALLS: &[(libc::c_long, &str, Option<usize>)] = &[
     (libc::SYS_fsync, "fsync", None),
     (libc::SYS_fdatasync, "fdatasync", None),
     (libc::SYS_pwrite64, "pwrite", None),
+    (libc::SYS_pwritev, "pwritev", None),
+    (libc::SYS_pwritev2, "pwritev2", None),
     (libc::SYS_io_uring_enter, "io_uring_enter", None),
     // Only for the locks of open file descriptions.
     (libc::SYS_fcntl, "fcntl", None),

@@ -85,7 +85,7 @@ impl Templates {
     }
 }
 
-fn folder() -> TempDir {
+pub fn folder() -> TempDir {
     let place = [
         Path::new("/dev/shm"),
         Path::new(env!("CARGO_TARGET_TMPDIR")),

@@ -5,23 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::device::Device;
 use super::read::over;
-use crate::drivers::qcow2::{Image, SharedImage};
+use crate::drivers::qcow2::{Image, SharedImage, check_recorded};
 use crate::format::Header;
 use crate::storage::Queue;
 use crate::{Error, Result};
-
-/// Refuses a file name that an image cannot record: programs in C would take its beginning for it.
-///
-/// # Errors
-/// [`Error::Refused`].
-pub(crate) fn check_recorded(name: &OsStr) -> Result<()> {
-    match name.as_bytes().contains(&0) {
-        true => Err(Error::Refused(
-            "The file name has a NUL byte, which an image cannot record".into(),
-        )),
-        false => Ok(()),
-    }
-}
 
 impl Device {
     /// Gives the top image another backing file, with the name of its format, or none. Nothing is

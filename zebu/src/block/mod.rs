@@ -31,7 +31,6 @@ pub use bitmaps::{BitmapInfo, DirtyBits};
 pub(crate) use device::Stamped;
 pub use device::{Device, Layer};
 pub use extents::Extents;
-pub(crate) use header::check_recorded;
 pub use hooks::{ChangeHook, HookFuture};
 pub use open::{Length, OpenOptions, Policy, Storages};
 pub use remote::{Remote, RemoteRequest};

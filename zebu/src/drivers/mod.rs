@@ -3,7 +3,7 @@
 //! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the
 //! format, opens an image, and implements [`FormatImage`]: the map step of reads, and for a format that
 //! is written the map step of writes and all changes. What lies below an image is a [`Below`], so copy-on-write is the
-//! driver's business. New images go through `create/`, but raw and qcow2 ones. The layers above depend on
+//! driver's business. New images go through `create/`. The layers above depend on
 //! the capabilities of an image and not on its format, except for what only one format has
 //! (snapshots, bitmaps, VM state): [`FormatImage::as_qcow2`], `as_raw`, `as_vmdk`.
 //!
@@ -34,7 +34,7 @@ mod preallocate;
 mod qcow;
 pub mod qcow2;
 mod qed;
-mod raw;
+pub(crate) mod raw;
 mod registry;
 mod sectors;
 mod sync;
@@ -58,10 +58,10 @@ pub use any::AnyImage;
 pub use below::{Below, Changing, Clear, Context};
 pub use check::CheckReport;
 pub(crate) use create::{
-    BlockLayout, Linear, NewBlocks, check_inside, make_valid, random_uuid, refuse_empty,
-    seconds_since, too_large, write_table,
+    BlockLayout, Linear, Making, NewBlocks, Report, begin_file, check_inside, make_valid,
+    random_uuid, refuse_empty, seconds_since, too_large, write_table,
 };
-pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
+pub use create::{CreateValue, CreateValues, Filling, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub(crate) use epoch::{Epochs, Stay};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
@@ -74,6 +74,8 @@ pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
 pub use options::{Qcow2Opening, RawPart, VhdSize};
 pub use preallocate::Preallocation;
 pub use raw::Raw;
+pub(crate) use registry::READ_ONLY_FORMATS;
+pub use registry::is_format;
 pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
 

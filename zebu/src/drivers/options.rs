@@ -39,4 +39,6 @@ pub struct Qcow2Opening {
     pub snapshot: Option<SnapshotName>,
     /// Its last cluster must be complete.
     pub whole_clusters: bool,
+    /// It is a new image, whose header is to have this version when it is finished.
+    pub unfinished: Option<u32>,
 }

@@ -21,6 +21,11 @@ static DRIVERS: &[&Driver] = &[
     &raw::DRIVER,
 ];
 
+/// Formats of QEMU that zebu does not create.
+const OTHER_FORMATS: [&str; 4] = ["qcow", "qed", "parallels", "luks"];
+/// Formats that cannot be created.
+pub(crate) const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
+
 impl Format {
     /// The bytes of the disk, as they are.
     pub const RAW: Format = Format::of(&raw::DRIVER);
@@ -58,6 +63,13 @@ impl std::str::FromStr for Format {
                 Error::Refused(format!("Unknown driver '{}'", printable(name.as_bytes())))
             })
     }
+}
+
+/// Whether QEMU has a format of this name.
+pub fn is_format(name: &str) -> bool {
+    name.parse::<Format>().is_ok()
+        || OTHER_FORMATS.contains(&name)
+        || READ_ONLY_FORMATS.contains(&name)
 }
 
 #[cfg(test)]

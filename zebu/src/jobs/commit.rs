@@ -88,7 +88,7 @@ pub fn commit<G: IntoControlFlow>(
     let (top, base, result) = transfer(top, Target::Image(base), plan, on_progress);
     let closed = match is_broken(Rule::BaseBeforeEmpty) {
         true => Ok(()),
-        false => queue.block_on(base.close(queue)),
+        false => queue.block_on(base.close(queue, true)),
     };
     result?;
     closed.map_err(CommitError::Flush)?;

@@ -72,11 +72,7 @@ pub fn copy<G: IntoControlFlow>(
         engine: options.engine,
     };
     let (_, target, result) = transfer(source, target, plan, on_progress);
-    if let (Target::New(_), Err(_)) = (&target, &result) {
-        // It was not filled, so it is never finished.
-        return result;
-    }
-    let closed = queue.block_on(target.close(queue));
+    let closed = queue.block_on(target.close(queue, result.is_ok()));
     result.and(closed.map_err(|source| TransferError::Write {
         offset: options.length,
         source,

@@ -1,7 +1,7 @@
 //! How large a file an image would need.
 
-use super::create::{CreateQcow2, Preallocation};
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
+use super::{CreateQcow2, Preallocation};
 use crate::block::Device;
 use crate::drivers::qcow2::Image;
 use crate::format::{MAX_L1_BYTES, RefcountSpace};

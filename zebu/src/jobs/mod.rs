@@ -18,10 +18,9 @@
 //! |---|---|
 //! | check, measure, compare | unchanged |
 //! | repair | no worse than before; another repair goes on |
-//! | create of qcow2 | no image: the header is written last |
 //! | create of raw | an image of its size, not all of it allocated |
 //! | create of other formats | no image |
-//! | convert, copy | a target with unspecified content; a new one of other formats is no image |
+//! | convert, copy | a target with unspecified content; a new image of a format but raw is no image |
 //! | commit | the base may have some of the content; the top has lost nothing |
 //! | rebase | the old backing file and the same content |
 //! | amend | consistent, with some of the changes |
@@ -36,7 +35,6 @@ mod convert;
 mod copy;
 mod create;
 mod export;
-mod incomplete;
 mod join_set;
 mod measure;
 pub(crate) mod new_image;
@@ -62,11 +60,9 @@ pub use compare::{CompareError, CompareOptions, Comparison, compare, differences
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, convert};
 pub use copy::{CopyOptions, copy};
 pub use create::{
-    CreateQcow2, NewBacking, NewDataFile, Preallocation, begin_image, create_image, create_qcow2,
-    create_raw,
+    CreateQcow2, NewBacking, NewDataFile, begin_image, create_image, create_qcow2, create_raw,
 };
 pub use export::{ExportFormat, StreamSink, convert_to_stream, measure_stream};
-pub use incomplete::mark_incomplete;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
 pub use progress::{IntoControlFlow, Progress};
@@ -77,4 +73,5 @@ pub use transfer::TransferError;
 pub use unchanged::Unchanged;
 pub use workers::MAX_WORKERS;
 
-pub use crate::drivers::{CreateValue, CreateValues, ImagePlan, NewImage, PlanRequest};
+pub use crate::block::Preallocation;
+pub use crate::drivers::{CreateValue, CreateValues, Filling, ImagePlan, NewImage, PlanRequest};

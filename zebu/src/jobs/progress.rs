@@ -43,17 +43,7 @@ pub(super) fn cancelled_error() -> io::Error {
     io::Error::from_raw_os_error(libc::ECANCELED)
 }
 
-/// The work of a job that runs on one queue.
-pub(super) trait Report {
-    /// There is so much more to do.
-    fn plan(&self, work: u64);
-
-    /// So much more is done; 0 only looks whether to go on.
-    ///
-    /// # Errors
-    /// `ECANCELED` if the callback breaks before all is done.
-    fn add(&self, work: u64) -> io::Result<()>;
-}
+pub(super) use crate::drivers::Report;
 
 /// Calls the progress callback of a job.
 pub(super) struct Reporter<F> {

@@ -7,6 +7,7 @@ use super::export::OutStream;
 use super::packing::Packing;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::create::finish;
 use crate::drivers::{AnyImage, NewImage};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
@@ -32,11 +33,6 @@ pub enum Target {
 }
 
 impl Target {
-    /// The file of the qcow2 image that it is.
-    pub fn qcow2_file(&self) -> Option<Arc<dyn Storage>> {
-        self.qcow2().map(|image| image.file().clone())
-    }
-
     /// The qcow2 image that it is.
     fn qcow2(&self) -> Option<&Image> {
         self.image()?.as_qcow2()
@@ -190,13 +186,21 @@ impl Target {
         Ok(())
     }
 
-    /// Makes everything durable, after which a new image is a whole one.
-    pub(super) async fn close(self, queue: &Queue) -> Result<()> {
+    /// Makes everything durable, after which a new image is a whole one if `is_filled`. Otherwise it
+    /// stays one that is not finished.
+    pub(super) async fn close(self, queue: &Queue, is_filled: bool) -> Result<()> {
+        let unfinished = self.qcow2().filter(|image| image.header().unfinished);
+        let unfinished = unfinished.map(|image| (image.file().clone(), image.version()));
         match self {
-            Target::Raw(storage) => Ok(storage::flush(&*storage, queue).await?),
-            Target::Image(device) => device.close(queue).await,
-            Target::New(image) => image.finish(queue).await,
-            Target::Stream(stream) => stream.finish(),
+            Target::Raw(storage) => storage::flush(&*storage, queue).await?,
+            Target::Image(device) => device.close(queue).await?,
+            Target::New(image) if is_filled => image.finish(queue).await?,
+            Target::Stream(stream) if is_filled => stream.finish()?,
+            Target::New(_) | Target::Stream(_) => {}
+        }
+        match unfinished {
+            Some((file, version)) if is_filled => finish(&*file, queue, version).await,
+            _ => Ok(()),
         }
     }
 }

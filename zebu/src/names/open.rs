@@ -71,9 +71,10 @@ impl Device {
         options: &OpenOptions,
         file: &OpenedFile,
         data: Option<Arc<dyn Storage>>,
+        unfinished: Option<u32>,
     ) -> Result<Device> {
         options.policy.check_source(source)?;
         let spec = source.resolve(None, options.format)?;
-        Device::open_over(queue, spec, options, file, data).await
+        Device::open_over(queue, spec, options, file, data, unfinished).await
     }
 }

@@ -13,6 +13,16 @@ pub fn protocol(name: &OsStr) -> Option<Cow<'_, str>> {
     (name[end] == b':').then(|| String::from_utf8_lossy(&name[..end]))
 }
 
+/// A name that means this path, also if that looks like a name with a protocol.
+pub(crate) fn as_name(path: &Path) -> OsString {
+    let mut name = OsString::new();
+    if protocol(path.as_os_str()).is_some() {
+        name.push("./");
+    }
+    name.push(path);
+    name
+}
+
 /// Whether a name is that of an open file of the process, which is in no folder: names that are
 /// relative to it belong to the current directory.
 pub(crate) fn is_descriptor(name: &OsStr) -> bool {

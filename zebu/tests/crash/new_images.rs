@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions};
-use zebu::jobs::{
-    self, ConvertOptions, CreateValue, CreateValues, PlanRequest, Target, begin_image,
-};
+use zebu::jobs::{self, ConvertOptions, CreateValue, CreateValues, PlanRequest, begin_image};
 use zebu::storage::{EngineKind, Memory, Queue, Storage};
 
 use crate::common::faulty::libc_enospc;
@@ -119,8 +117,7 @@ impl Form {
             backing_id: None,
         });
         let plan = plan.unwrap();
-        let begun = queue.block_on(begin_image(queue, &*plan, vec![file]));
-        let target = Target::New(begun.map_err(|e| e.to_string())?);
+        let target = begin_image(queue, &*plan, vec![file]).map_err(|e| e.to_string())?;
         let source = Arc::new(Memory::new(content.to_vec()));
         let source = Device::from_storage(queue, source, &raw());
         let options = ConvertOptions::default()

@@ -16,7 +16,7 @@ use super::{Arguments, Sources, ended, events};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
-use crate::new_image::{NewImage, parse_format};
+use crate::new_image::{export_format, parse_format, plan_to_fill};
 use crate::options::target_cache;
 use crate::printed::Shown;
 use crate::progress::Progress;
@@ -218,7 +218,7 @@ fn format(arguments: &Arguments, target: &str, size: Option<u64>) -> Result<Expo
         return match subformat {
             Some("streamOptimized") => {
                 if let Some(size) = size {
-                    NewImage::to_fill(format, Path::new(""), size, &create)
+                    plan_to_fill(format, Path::new(""), size, &create)
                         .map_err(|e| Failure::new(e.to_string()))?;
                 }
                 Ok(ExportFormat::Vmdk(create.values(format)))
@@ -233,15 +233,12 @@ fn format(arguments: &Arguments, target: &str, size: Option<u64>) -> Result<Expo
             "An image of format '{name}' cannot be written to {target}"
         )));
     }
-    // The size is set later.
-    let image = NewImage::new(format, Path::new(""), 0, &create, None);
-    match image.map_err(|e| Failure::new(e.to_string()))? {
-        NewImage::Qcow2(image) => Ok(ExportFormat::Qcow2 {
-            image,
-            scan: arguments.sparse.is_some(),
-        }),
-        _ if arguments.compress => Err(Failure::new(ConvertError::NotCompressible.to_string())),
-        _ => Ok(ExportFormat::Raw),
+    let form = export_format(format, &create, arguments.sparse.is_some());
+    match form.map_err(|e| Failure::new(e.to_string()))? {
+        ExportFormat::Raw if arguments.compress => {
+            Err(Failure::new(ConvertError::NotCompressible.to_string()))
+        }
+        form => Ok(form),
     }
 }
 

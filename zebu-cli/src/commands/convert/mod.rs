@@ -265,14 +265,9 @@ fn convert(
 ) -> Outcome {
     let target::Opened { target, files } = opened;
     let named = Named::of(&target, files.as_ref());
-    // It stays open, and locked, when the device is closed.
-    let file = match arguments.no_create {
-        true => None,
-        false => target.qcow2_file(),
-    };
     let events = events(invocation, arguments, progress);
     let result = jobs::convert(sources.devices, target, options, events);
-    let state = || incomplete(queue, arguments.target(), file.as_deref());
+    let state = || incomplete(queue, arguments.target(), files.as_ref());
     let outcome = ended(result, state)?;
     if let (Some(length), Some(files)) = (arguments.raw_length, &files) {
         files.end_within_sector(queue, length).map_err(|e| {

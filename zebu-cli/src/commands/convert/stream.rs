@@ -181,6 +181,7 @@ pub fn convert(
     let size = stream.size();
     progress.job(size.unwrap_or(0));
     let spill = spill(arguments)?;
+    let mut new = None;
     let mut named = None;
     let (target, begun) = match output {
         Some(output) => {
@@ -191,6 +192,7 @@ pub fn convert(
             let content = target::Content::stream(size, &backing);
             let opened = target::open(queue, arguments, name, &content, &mut options)?;
             named = Some(Named::of(&opened.target, opened.files.as_ref()));
+            new = opened.files;
             (Ok(opened.target), Begun::Pipe)
         }
     };
@@ -198,11 +200,6 @@ pub fn convert(
     let stream_options = stream_options(arguments, &target, size)?
         .backing(backing.into_iter().next())
         .spill(spill);
-    // It stays open, and locked, when the device is closed.
-    let file = match arguments.no_create {
-        true => None,
-        false => target.qcow2_file(),
-    };
     let result = jobs::convert_stream(
         stream,
         target,
@@ -213,8 +210,8 @@ pub fn convert(
             ConvertEvent::Unreadable { .. } => std::ops::ControlFlow::Continue(()),
         },
     );
-    let outcome = ended(result, || match &file {
-        Some(file) => incomplete(queue, name, Some(&**file)),
+    let outcome = ended(result, || match &new {
+        Some(new) => incomplete(queue, name, Some(new)),
         None => begun.give_up(name),
     })?;
     named.map_or(Ok(()), |named| named.check())?;

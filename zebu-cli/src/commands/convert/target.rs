@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use zebu::block::{Device, FileSpec, Format, OpenOptions, in_first};
-use zebu::jobs::{self, ConvertError, ConvertOptions, Target};
+use zebu::jobs::{ConvertError, ConvertOptions, Filling, Target};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, Queue, Storage};
 
@@ -14,7 +14,7 @@ use super::{Arguments, bitmaps};
 use crate::create_options::CreateOptions;
 use crate::failure::Failure;
 use crate::file_name::{after_file, as_value, beside, file_as};
-use crate::new_image::{NewFiles, NewImage, parse_format};
+use crate::new_image::{NewFiles, check_level, other_files, parse_format, plan_to_fill};
 use crate::options::target_cache;
 use crate::printed::Shown;
 use crate::same_file::Fate;
@@ -370,49 +370,36 @@ impl Wanted<'_> {
         let file = file_as(self.name, format_name).map_err(Failure::new)?;
         let failure = |e: zebu::Error| creation_failure(self.name, format_name, &e.to_string());
         let create = self.create_options(format)?;
-        let image = NewImage::to_fill(format, &file.path, self.total, &create);
-        let image = image.map_err(failure)?;
-        let level = image.check_level(self.arguments.level);
+        let plan = plan_to_fill(format, &file.path, self.total, &create).map_err(failure)?;
+        let level = check_level(&*plan, self.arguments.level);
         level.map_err(|e| Failure::new(e.to_string()))?;
-        if let NewImage::Qcow2(image) = &image
-            && self.arguments.bitmaps
-            && image.version < 3
-        {
+        if self.arguments.bitmaps && plan.filling() == Filling::Qcow2(2) {
             return Err(bitmaps::unsupported(format.name()).into());
         }
-        let caches = self.caches(self.aligned && image.is_in_blocks());
-        let files = NewFiles::open(&file, &image, &caches, &objects::all()).map_err(|e| {
+        let others = other_files(&*plan).map_err(failure)?;
+        let caches = self.caches(self.aligned && plan.alignment() >= 4096);
+        let files = NewFiles::open(&file, plan, &caches, &objects::all()).map_err(|e| {
             // Its lock is in the way if it is a source.
             let is_read = self.check_not_read(&[Some(&file)]).is_err();
             failure(e).with_next(if is_read { ANOTHER_NAME } else { "" })
-        })?;
-        let others = image.other_files().map_err(zebu::Error::Refused);
-        let others = others.map_err(failure)?;
+        });
+        let mut files = files?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.
-        let unread = self
-            .check_not_read(&written)
-            .and_then(|()| self.check_open(&files.storages()))
-            .and_then(|()| self.look_at_backing(&create, &written, &files));
-        let backing = match unread {
-            Ok(backing) => backing,
-            Err(e) => {
-                files.give_up();
-                return Err(e.into());
-            }
-        };
-        if let NewImage::Raw { size, .. } = &image
-            && files.is_shorter_device(*size).map_err(failure)?
-        {
+        self.check_not_read(&written)?;
+        self.check_open(&files.storages())?;
+        let backing = self.look_at_backing(&create, &written, &files)?;
+        if files.is_shorter_device().map_err(failure)? {
             // As the error of making it, which would not tell that nothing was written.
             return Err(failure(zebu::Error::Refused("Cannot grow device files".into())).into());
         }
         options.above_backing = backing.is_some();
-        match self.fill(&image, &files, &create, backing, options) {
-            Ok(target) => Ok(Opened {
-                target,
-                files: Some(files),
-            }),
+        match self.begin(&mut files, &create, options) {
+            Ok(target) => {
+                options.zero_from = backing.or(files.reads_as_zeroes().then_some(0));
+                let files = Some(files);
+                Ok(Opened { target, files })
+            }
             Err(why) => Err(Unopened {
                 why,
                 touched: Some(Box::new(files)),
@@ -420,46 +407,31 @@ impl Wanted<'_> {
         }
     }
 
-    /// Makes the files the image, which is to be filled.
-    fn fill(
+    /// Begins the image, which is to be filled.
+    fn begin(
         &self,
-        image: &NewImage,
-        files: &NewFiles,
+        files: &mut NewFiles,
         create: &CreateOptions,
-        backing: Option<u64>,
         options: &mut ConvertOptions,
     ) -> Result<Target, Failure> {
-        let format = self.arguments.target_format();
-        let failure = |e: zebu::Error| creation_failure(self.name, format, &e.to_string());
-        if let NewImage::Planned(plan) = image {
-            let new = files.begin(self.queue, &**plan).map_err(failure)?;
-            if options.compress.is_some() && new.zlib_block().is_none() {
-                // As with QEMU: the format could, the image does not.
-                if !new.has_order() {
-                    return Err(Failure::new("invalid cluster size"));
-                }
-                options.compress = None;
-            }
-            return Ok(Target::New(new));
-        }
-        files.make(self.queue, image).map_err(failure)?;
-        options.zero_from = match backing {
-            Some(size) => Some(size),
-            // Only a raw image shows the former content of a device.
-            None => (files.are_zero() || !image.shows_file()).then_some(0),
-        };
-        if let NewImage::Raw { .. } = image {
-            return Ok(Target::Raw(files.storage().clone()));
-        }
         let source = self.source(create.value("backing_file"), create.get("backing_fmt"));
-        options.new_image = true;
         let how = self.how(files.cache_mode(), options);
-        let device = files.open_image(self.queue, &source, &how);
-        device.map(Target::Image).map_err(|e| {
-            // It is a valid image without the data.
-            let _ = jobs::mark_incomplete(self.queue, &**files.storage());
-            open::failure(self.name, &e)
-        })
+        let begun = files.begin(self.queue, &source, &how);
+        let target = begun.map_err(|e| match e {
+            zebu::Error::Open { source, .. } => open::failure(self.name, &source),
+            e => creation_failure(self.name, self.arguments.target_format(), &e.to_string()),
+        })?;
+        if let Target::New(new) = &target
+            && options.compress.is_some()
+            && new.zlib_block().is_none()
+        {
+            // As with QEMU: the format could, the image does not.
+            if !new.has_order() {
+                return Err(Failure::new("invalid cluster size"));
+            }
+            options.compress = None;
+        }
+        Ok(target)
     }
 
     /// The options of the image, including those of the command line.

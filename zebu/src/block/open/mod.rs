@@ -58,15 +58,18 @@ impl Device {
     }
 
     /// [`Device::open_with`] of an image whose own file, and data file, the caller has opened and
-    /// locked: no other program gets at them in between.
+    /// locked: no other program gets at them in between. `unfinished` is the version that a new qcow2
+    /// image will have.
     pub(crate) async fn open_over(
         queue: &Queue,
         spec: ImageSpec,
         options: &OpenOptions,
         file: &OpenedFile,
         data: Option<Arc<dyn Storage>>,
+        unfinished: Option<u32>,
     ) -> Result<Device> {
         let mut opening = Opening::new(queue, options);
+        opening.unfinished = unfinished;
         opening.top = Some(file);
         opening.data = data;
         opening.chain(spec).await?;
@@ -109,6 +112,16 @@ impl Device {
         storages: Storages,
         options: &OpenOptions,
     ) -> Result<Device> {
+        Device::from_unfinished(queue, storages, options, None)
+    }
+
+    /// [`Device::from_storages`] for a new qcow2 image, which will have this version.
+    pub(crate) fn from_unfinished(
+        queue: &Queue,
+        storages: Storages,
+        options: &OpenOptions,
+        unfinished: Option<u32>,
+    ) -> Result<Device> {
         let Storages {
             image,
             data,
@@ -126,6 +139,7 @@ impl Device {
         let mut opening = Opening::new(queue, options);
         opening.data = data;
         opening.has_backing = backing.is_some();
+        opening.unfinished = unfinished;
         queue.block_on(async {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
             opening.image(spec, image, format, Role::Top).await
@@ -152,6 +166,8 @@ struct Opening<'a> {
     top: Option<&'a OpenedFile>,
     /// The data file of the top image, if the caller has opened it.
     data: Option<Arc<dyn Storage>>,
+    /// The version that the top image will have, if it is a new qcow2 one.
+    unfinished: Option<u32>,
     /// Whether the caller has opened the backing file.
     has_backing: bool,
     /// Images whose disks are files of the image that is being opened.
@@ -181,6 +197,7 @@ impl<'a> Opening<'a> {
             seen: Vec::new(),
             top: None,
             data: None,
+            unfinished: None,
             has_backing: false,
             nested: RefCell::default(),
             stamps: RefCell::default(),
@@ -358,6 +375,7 @@ impl Opening<'_> {
             },
             snapshot: self.options.snapshot.clone().filter(|_| role == Role::Top),
             whole_clusters: self.options.whole_clusters && role == Role::Top,
+            unfinished: self.unfinished.filter(|_| role == Role::Top),
         };
         let raw = RawPart {
             offset: spec.options.raw.offset,

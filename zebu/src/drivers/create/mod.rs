@@ -1,15 +1,15 @@
-//! New images of formats that are filled once and then only read. (raw and qcow2 images can be opened
-//! for writing; they have jobs of their own.)
+//! New images of all formats.
 //!
 //! [`Driver::plan`](super::Driver::plan) checks size and options without I/O, so that wrong ones
-//! are refused before any file is created. [`ImagePlan::begin`] turns empty files into a [`NewImage`]. Any number of workers
-//! fill it, and [`NewImage::finish`] writes the tables and makes it a whole image.
+//! are refused before any file is created. [`ImagePlan::begin`] turns files into a [`NewImage`], which is
+//! filled as [`ImagePlan::filling`] says. [`NewImage::finish`] writes what is missing and makes it a whole
+//! image.
 //!
 //! # An image that was cut off
 //!
-//! Before `finish` has ended, the files must not open as an image, as far as the format allows.
-//! `begin` writes a start that probing recognizes and no program opens: without it, what is left
-//! would be taken for a raw disk. `finish` ends with [`make_valid`].
+//! Before `finish` has ended, the files must not open as an image, as far as the format allows. So the
+//! first bytes that are written are [`ImagePlan::mark`], which probing recognizes and no program opens:
+//! without it, what is left would be taken for a raw disk. `finish` ends with [`make_valid`].
 //!
 //! # How to add a format
 //!
@@ -27,24 +27,28 @@
 mod blocks;
 mod identity;
 mod linear;
+mod making;
 mod table;
 mod values;
 
+use std::ffi::OsString;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 pub(crate) use blocks::{BlockLayout, NewBlocks};
 pub(crate) use identity::{random_uuid, seconds_since};
 pub(crate) use linear::Linear;
+pub(crate) use making::{Making, Report, begin_file};
 pub(crate) use table::write_table;
 pub use values::{CreateValue, CreateValues};
 
 use super::BoxFuture;
 use crate::broken::{Rule, is_broken};
+use crate::codec;
 use crate::error::WithErrno;
-use crate::storage::{self, Iov, Queue, Storage};
+use crate::storage::{self, Iov, LockRequest, Queue, Storage};
 use crate::{Error, Result};
 
 /// The function by which a driver plans a new image.
@@ -61,7 +65,7 @@ pub struct PlanRequest<'a> {
     pub path: &'a Path,
     /// Size of the disk in bytes. The plan may have a larger one.
     pub size: u64,
-    /// The options of the format. Those of the file are not among them.
+    /// The options of the format and of the file.
     pub options: &'a CreateValues,
     /// What a new image over a backing file must know of it: its
     /// [`content_id`](crate::block::Layer::content_id).
@@ -78,10 +82,36 @@ pub trait ImagePlan: Debug + Send + Sync {
     /// cache unless the user demands otherwise.
     fn alignment(&self) -> u64;
 
-    /// The paths of files besides the image's own, in the order in which
+    /// How it is filled when it was begun.
+    fn filling(&self) -> Filling {
+        Filling::New
+    }
+
+    /// The locks of its own file until it is filled.
+    fn lock(&self) -> LockRequest {
+        LockRequest::QCOW2_WRITE
+    }
+
+    /// The names of files besides the image's own, in the order in which
     /// [`ImagePlan::begin`] takes them.
-    fn other_files(&self) -> Vec<PathBuf> {
+    fn other_files(&self) -> Vec<OsString> {
         Vec::new()
+    }
+
+    /// Whether these keep what they hold.
+    fn keeps_others(&self) -> bool {
+        false
+    }
+
+    /// Whether its disk is what its file or its data file holds, also where that is a device with any
+    /// content. Others read as zeroes at first.
+    fn shows_file(&self) -> bool {
+        false
+    }
+
+    /// How its compressed data are stored, if it can have such.
+    fn compression(&self) -> Option<codec::Compression> {
+        Some(codec::Compression::Zlib)
     }
 
     /// Refuses an image that could not be opened: in some formats that of a disk of 0 bytes, which
@@ -93,8 +123,16 @@ pub trait ImagePlan: Debug + Send + Sync {
         Ok(())
     }
 
+    /// The start of its own file, in whole sectors, as long as the image is not finished: probing
+    /// recognizes the format, and no program opens it. None: the format has no such thing.
+    ///
+    /// # Errors
+    /// If the options have no such image.
+    fn mark(&self) -> Result<Option<Vec<u8>>>;
+
     /// Begins the image in `files`: its own, then [`ImagePlan::other_files`]. They are locked and
-    /// open for writing. Regular files are empty; devices have any content.
+    /// open for writing. The first one begins with [`ImagePlan::mark`]. Regular files are empty
+    /// otherwise, unless they are kept; devices have any content.
     ///
     /// # Errors
     /// Those of the storages.
@@ -103,6 +141,18 @@ pub trait ImagePlan: Debug + Send + Sync {
         queue: &'a Queue,
         files: Vec<Arc<dyn Storage>>,
     ) -> BoxFuture<'a, Result<Box<dyn NewImage>>>;
+}
+
+/// How an image is filled that was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Filling {
+    /// By [`NewImage::write`].
+    New,
+    /// By writing to its file, whose bytes are those of the disk.
+    Raw,
+    /// As a qcow2 image that is open for writing. Its header has this version when it is finished.
+    Qcow2(u32),
 }
 
 /// An image that is filled once, by any number of threads, each with its queue.

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use crate::Result;
-use crate::drivers::refused;
+use crate::drivers::{Preallocation, refused};
 
 /// The value of an option; its kind is that of
 /// [`CreateOption::kind`](crate::block::CreateOption::kind).
@@ -43,6 +43,36 @@ impl CreateValues {
         match self.get(name)? {
             CreateValue::Text(text) => Some(text),
             _ => None,
+        }
+    }
+
+    /// The text of an option that is a word.
+    pub(crate) fn word(&self, name: &str) -> Option<&str> {
+        self.text(name)?.to_str()
+    }
+
+    /// The size or the number that an option is.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        match self.get(name)? {
+            CreateValue::Size(number) | CreateValue::Number(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// The preallocation of a file that is made.
+    ///
+    /// # Errors
+    /// If files have no such mode.
+    pub(crate) fn file_preallocation(&self) -> Result<Preallocation> {
+        let Some(name) = self.word("preallocation") else {
+            return Ok(Preallocation::Off);
+        };
+        match Preallocation::from_name(name) {
+            None => Err(refused(format!("invalid parameter value: {name}"))),
+            Some(Preallocation::Metadata) => {
+                Err(refused("Unsupported preallocation mode: metadata"))
+            }
+            Some(mode) => Ok(mode),
         }
     }
 

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::create_options::CREATE_OPTIONS;
-use super::{Image, OpenImage, SharedImage};
+use super::{Image, OpenImage, SharedImage, create};
 use crate::drivers::{
     AnyImage, BackingName, BoxFuture, Changing, Clear, CompressedData, Context, Driver, Epochs,
     Extent, Format, FormatImage, Holes, OpenRequest, Preallocation, Purpose, StorageId,
@@ -22,8 +21,8 @@ pub static DRIVER: Driver = Driver {
     has_data_file: true,
     can_compress: true,
     checks_data: true,
-    create_options: Some(&CREATE_OPTIONS),
-    plan: None,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &[
         "cache-clean-interval",
         "cache-size",
@@ -60,7 +59,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     } = request;
     let for_check = matches!(purpose, Purpose::Check { .. });
     let mut image = match for_check {
-        false => OpenImage::new(queue, file).await?,
+        false => OpenImage::of_version(queue, file, qcow2.unfinished).await?,
         true => OpenImage::for_check(queue, file).await?,
     };
     if let Some((limits, work)) = limits.zip(work.clone()) {

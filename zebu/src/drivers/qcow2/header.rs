@@ -1,10 +1,26 @@
 //! Changing the header of an open image.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use super::{Image, SharedImage};
 use crate::broken::{Rule, is_broken};
 use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
 use crate::storage::Queue;
 use crate::{Error, Result};
+
+/// Refuses a file name that an image cannot record: programs in C would take its beginning for it.
+///
+/// # Errors
+/// [`Error::Refused`].
+pub(crate) fn check_recorded(name: &OsStr) -> Result<()> {
+    match name.as_bytes().contains(&0) {
+        true => Err(Error::Refused(
+            "The file name has a NUL byte, which an image cannot record".into(),
+        )),
+        false => Ok(()),
+    }
+}
 
 impl SharedImage {
     /// Changes the header, after everything that it refers to is durable.

@@ -44,27 +44,48 @@ pub struct OpenImage {
 impl OpenImage {
     /// Reads and checks the header.
     pub async fn new(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
-        Self::open(queue, file, false).await
+        Self::open(queue, file, false, None).await
+    }
+
+    /// [`OpenImage::new`] of a new image that is not finished, and will have this version.
+    pub(super) async fn of_version(
+        queue: &Queue,
+        file: Arc<dyn Storage>,
+        unfinished: Option<u32>,
+    ) -> Result<Self> {
+        Self::open(queue, file, false, unfinished).await
     }
 
     /// [`OpenImage::new`] for a check: the refcount table may be missing, and tables may lie past
     /// the end of the file. Tables are not read, so the [`Image`] has neither guest data nor
     /// snapshots.
     pub async fn for_check(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
-        Self::open(queue, file, true).await
+        Self::open(queue, file, true, None).await
     }
 
-    async fn open(queue: &Queue, file: Arc<dyn Storage>, for_check: bool) -> Result<Self> {
+    async fn open(
+        queue: &Queue,
+        file: Arc<dyn Storage>,
+        for_check: bool,
+        unfinished: Option<u32>,
+    ) -> Result<Self> {
         let file_len = file.len()?;
         let start = storage::read_vec(&*file, queue, 0, file_len.min(512) as usize).await;
-        let start = start.map_err(|e| Error::Io(e).during("Could not read qcow2 header"))?;
+        let mut start = start.map_err(|e| Error::Io(e).during("Could not read qcow2 header"))?;
+        let set_version = |bytes: &mut [u8]| {
+            let field = bytes.get_mut(4..8).zip(unfinished);
+            field.map(|(field, version)| field.copy_from_slice(&version.to_be_bytes()))
+        };
+        set_version(&mut start);
         let cluster_size = Header::decode_fixed(&start)?.cluster_size();
         let length = file_len.min(cluster_size) as usize;
-        let first_cluster = storage::read_vec(&*file, queue, 0, length).await?;
-        let header = match for_check {
+        let mut first_cluster = storage::read_vec(&*file, queue, 0, length).await?;
+        set_version(&mut first_cluster);
+        let mut header = match for_check {
             false => Header::decode(&first_cluster)?,
             true => Header::decode_for_check(&first_cluster)?,
         };
+        header.unfinished = unfinished.is_some();
         let geometry = Geometry::new(&header)?;
         // QEMU counts in sectors, and ignores odd bytes at the end.
         let geometry = geometry.with_virtual_size(header.size & !511);

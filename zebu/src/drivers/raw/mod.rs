@@ -1,5 +1,6 @@
 //! A raw image: the disk is the storage's bytes, or a part of them.
 
+pub(crate) mod create;
 mod resize;
 
 use std::ops::Range;
@@ -24,7 +25,7 @@ pub static DRIVER: Driver = Driver {
     can_compress: false,
     checks_data: false,
     create_options: Some(&CREATE_OPTIONS),
-    plan: None,
+    plan: Some(create::plan),
     open_options: &["offset", "size"],
     locks: [LockRequest::RAW_READ, LockRequest::RAW_WRITE],
     open: |request| Box::pin(std::future::ready(open(request))),

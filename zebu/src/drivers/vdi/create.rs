@@ -83,6 +83,12 @@ impl ImagePlan for Plan {
         SECTOR.into()
     }
 
+    fn mark(&self) -> Result<Option<Vec<u8>>> {
+        let mut mark = self.header().encode(UNFINISHED_TEXT)?;
+        mark[0x44..0x48].copy_from_slice(&INCOMPLETE_VERSION.to_le_bytes());
+        Ok(Some(mark.to_vec()))
+    }
+
     fn begin<'a>(
         &'a self,
         queue: &'a Queue,
@@ -91,11 +97,6 @@ impl ImagePlan for Plan {
         Box::pin(async move {
             let [file] = <[_; 1]>::try_from(files).expect("the image's own file");
             let header = self.header();
-            let mut unfinished = header.encode(UNFINISHED_TEXT)?;
-            unfinished[0x44..0x48].copy_from_slice(&INCOMPLETE_VERSION.to_le_bytes());
-            storage::write_slice(&*file, queue, 0, &unfinished).await?;
-            // What a device held must not be opened with new data.
-            storage::flush(&*file, queue).await?;
             let layout = BlockLayout {
                 start: header.data_offset,
                 size: BLOCK.into(),

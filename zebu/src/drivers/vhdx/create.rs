@@ -149,6 +149,13 @@ impl ImagePlan for Plan {
         MIB
     }
 
+    /// Without a valid header no program opens it.
+    fn mark(&self) -> Result<Option<Vec<u8>>> {
+        let mut mark = header::encode_start().to_vec();
+        mark.resize(SECTOR as usize, 0);
+        Ok(Some(mark))
+    }
+
     fn begin<'a>(
         &'a self,
         queue: &'a Queue,
@@ -156,16 +163,13 @@ impl ImagePlan for Plan {
     ) -> BoxFuture<'a, Result<Box<dyn NewImage>>> {
         Box::pin(async move {
             let [file] = <[_; 1]>::try_from(files).expect("the image's own file");
-            // Without a valid header no program opens it.
-            let start = header::encode_start();
-            storage::write_slice(&*file, queue, 0, &start).await?;
             if file.is_device() {
                 for offset in header::OFFSETS {
                     storage::write_slice(&*file, queue, offset, &[0; header::BYTES]).await?;
                 }
+                // What the device held must not be opened with new data.
+                storage::flush(&*file, queue).await?;
             }
-            // What a device held must not be opened with new data.
-            storage::flush(&*file, queue).await?;
             let (start, size) = (self.data(), self.geometry.block_size());
             let blocks = self.geometry.blocks();
             let data = match self.is_fixed {

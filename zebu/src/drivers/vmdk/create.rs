@@ -1,6 +1,6 @@
 //! New VMDKs: sparse or flat, in one piece or in pieces of 2 GiB, and streams of compressed grains.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use crate::Result;
 use crate::drivers::limits::MAX_DISK;
 use crate::drivers::{
     BoxFuture, CreateOption, CreateValue, CreateValues, ImagePlan, NewImage, OptionKind,
-    PlanRequest, check_inside, make_valid, random_uuid, refuse_empty, too_large,
+    PlanRequest, begin_file, check_inside, make_valid, random_uuid, refuse_empty, too_large,
 };
 use crate::printable;
+use crate::spelling::path::as_name;
 use crate::storage::{self, Iov, Queue, Storage};
 
 /// In the order in which they are shown.
@@ -343,15 +344,22 @@ impl ImagePlan for Plan {
         }
     }
 
-    fn other_files(&self) -> Vec<PathBuf> {
+    fn other_files(&self) -> Vec<OsString> {
         match self.subformat.is_one_file {
             true => Vec::new(),
-            false => self.extents.iter().map(|(_, path)| path.clone()).collect(),
+            false => self.extents.iter().map(|(_, path)| as_name(path)).collect(),
         }
     }
 
     fn check_opens(&self) -> Result<()> {
         refuse_empty(self.size, "A VMDK")
+    }
+
+    fn mark(&self) -> Result<Option<Vec<u8>>> {
+        Ok(Some(match self.subformat.is_one_file {
+            true => NewExtent::mark(&self.extents[0].0, self.subformat.kind, self.zeroed_grain),
+            false => self.unfinished_descriptor()[..SECTOR as usize].to_vec(),
+        }))
     }
 
     fn begin<'a>(
@@ -363,12 +371,26 @@ impl ImagePlan for Plan {
             let mut descriptor = None;
             if !self.subformat.is_one_file {
                 let file = files.remove(0);
-                descriptor = Some((file.clone(), self.begin_descriptor(queue, &*file).await?));
+                let first = self.descriptor.len().min(SECTOR as usize);
+                let mut text = self.unfinished_descriptor();
+                if !file.is_device() {
+                    text.truncate(self.descriptor.len());
+                    storage::set_len(&*file, queue, text.len() as u64).await?;
+                }
+                // Its first sector is the mark.
+                if let Some(rest) = text.get(SECTOR as usize..) {
+                    storage::write_slice(&*file, queue, SECTOR, rest).await?;
+                }
+                descriptor = Some((file, self.descriptor.as_bytes()[..first].to_vec()));
             }
             let mut extents = Vec::new();
             for ((range, _), file) in self.extents.iter().zip(&files) {
                 let (file, range) = (file.clone(), range.clone());
                 let kind = self.subformat.kind;
+                if kind != Kind::Flat && !self.subformat.is_one_file {
+                    let mark = NewExtent::mark(&range, kind, self.zeroed_grain);
+                    begin_file(queue, &*file, Some(&mark)).await?;
+                }
                 let extent = NewExtent::begin(queue, file, range, kind, self.zeroed_grain).await?;
                 extents.push(extent);
             }
@@ -387,23 +409,16 @@ impl ImagePlan for Plan {
 }
 
 impl Plan {
-    /// Writes the descriptor as that of an image that is not finished. Returns what its first
-    /// sector is to be replaced by.
-    async fn begin_descriptor(&self, queue: &Queue, file: &dyn Storage) -> Result<Vec<u8>> {
+    /// The descriptor of an image that is not finished, in whole sectors.
+    fn unfinished_descriptor(&self) -> Vec<u8> {
         let name = self.subformat.name;
         let width = name.len();
         // In place of the name, which is in the first sector.
         let unfinished = format!("{UNFINISHED:-<width$}");
         let mut bytes = self.descriptor.replacen(name, &unfinished, 1).into_bytes();
-        let first = bytes.len().min(SECTOR as usize);
-        if file.is_device() {
-            // A zero byte ends it.
-            bytes.resize((bytes.len() + 1).next_multiple_of(SECTOR as usize), 0);
-        }
-        storage::write_slice(file, queue, 0, &bytes).await?;
-        // What the extents held must not be opened with new data.
-        storage::flush(file, queue).await?;
-        Ok(self.descriptor.as_bytes()[..first].to_vec())
+        // A zero byte ends it.
+        bytes.resize((bytes.len() + 1).next_multiple_of(SECTOR as usize), 0);
+        bytes
     }
 }
 

@@ -56,8 +56,14 @@ enum Content {
 }
 
 impl NewExtent {
-    /// Begins the extent for a range of the disk in its file. The file of a sparse one does not
-    /// open before [`NewExtent::finish`].
+    /// The start of the file of a sparse extent, which does not open before [`NewExtent::finish`].
+    pub fn mark(range: &Range<u64>, kind: Kind, zeroed_grain: bool) -> Vec<u8> {
+        let sectors = (range.end - range.start) / SECTOR;
+        let layout = Layout::new(sectors, zeroed_grain, kind == Kind::Stream);
+        layout.header(INCOMPLETE_VERSION).to_vec()
+    }
+
+    /// Begins the extent for a range of the disk in its file, which has the mark if it is a sparse one.
     pub async fn begin(
         queue: &Queue,
         file: Arc<dyn Storage>,
@@ -269,12 +275,8 @@ impl Layout {
         self.sectors.div_ceil(GRAIN)
     }
 
-    /// Writes a header that no program opens. Tables and descriptor are zeroes.
+    /// Makes tables and descriptor zeroes.
     async fn begin(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
-        let header = self.header(INCOMPLETE_VERSION);
-        storage::write_slice(file, queue, 0, &header).await?;
-        // What the file held must not be opened with new data, or without its own.
-        storage::flush(file, queue).await?;
         let start = self.grains * SECTOR;
         storage::set_len(file, queue, start).await?;
         if file.is_device() {

@@ -85,6 +85,13 @@ impl ImagePlan for Plan {
         }
     }
 
+    /// Without a checksum it is no footer. A fixed image begins with the disk.
+    fn mark(&self) -> Result<Option<Vec<u8>>> {
+        let mut mark = COOKIE.to_vec();
+        mark.resize(FOOTER_BYTES, 0);
+        Ok((!self.is_fixed).then_some(mark))
+    }
+
     fn begin<'a>(
         &'a self,
         queue: &'a Queue,
@@ -103,12 +110,6 @@ impl ImagePlan for Plan {
                     disk,
                 }) as Box<dyn NewImage>);
             }
-            let mut unfinished = [0; FOOTER_BYTES];
-            // Without a checksum it is no footer.
-            unfinished[..COOKIE.len()].copy_from_slice(COOKIE);
-            storage::write_slice(&*file, queue, 0, &unfinished).await?;
-            // What a device held must not be opened with new data.
-            storage::flush(&*file, queue).await?;
             let layout = BlockLayout {
                 start: TABLE_OFFSET + (u64::from(self.blocks()) * 4).next_multiple_of(SECTOR),
                 size: BLOCK,

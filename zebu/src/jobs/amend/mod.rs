@@ -12,8 +12,9 @@ use std::os::unix::ffi::OsStrExt;
 use header::{read_header, write_header};
 
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
-use crate::block::{Device, Preallocation, check_recorded};
+use crate::block::{Device, Preallocation};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::check_recorded;
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_DIRTY, MAX_L1_BYTES,
     MAX_REFCOUNT_ORDER,

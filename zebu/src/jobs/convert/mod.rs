@@ -20,7 +20,6 @@ pub use error::ConvertError;
 pub(super) use output::Output;
 
 use super::chunks::Chunks;
-use super::incomplete::Unfinished;
 use super::packing::Packing;
 use super::progress::{IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
@@ -55,9 +54,6 @@ options! {
         /// The target has the same backing file as the source: ranges that the source's top image
         /// leaves to it are left to it in the target (`-B`).
         pub above_backing: bool,
-        /// The target was created for this. If it is a qcow2 image, no program opens it before the
-        /// conversion has ended well.
-        pub new_image: bool,
         /// Only what is dirty here is written, in whole clusters of the target; the target leaves
         /// the rest to its backing file. There is one source.
         pub only: Option<Arc<DirtyBits>>,
@@ -99,7 +95,6 @@ impl Default for ConvertOptions {
             sparse: ZERO_BLOCK,
             zero_from: None,
             above_backing: false,
-            new_image: false,
             only: None,
             compress: None,
             any_order: false,
@@ -192,7 +187,7 @@ pub fn convert<G: IntoControlFlow>(
 /// [`convert`] of sources that are used once more.
 pub(super) fn convert_shared<G: IntoControlFlow>(
     sources: &Arc<Vec<Device>>,
-    mut target: Target,
+    target: Target,
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
 ) -> Result<(), ConvertError> {
@@ -214,7 +209,6 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
     let (engine, workers) = (options.engine, options.workers);
     // Before the target is touched.
     workers::check(workers).map_err(ConvertError::Engine)?;
-    let unfinished = Unfinished::begin(&mut target, &options)?;
     let bitmaps = std::mem::take(&mut options.bitmaps);
     let job = Arc::new(Job {
         chunk: target.cluster_size().max(match options.compress {
@@ -250,31 +244,25 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
     let ended = ended.and(ran.map_err(ConvertError::Engine));
     let job = Arc::into_inner(job).expect("all workers have ended");
     let bitmaps = std::mem::take(&mut *lock(&job.bitmaps));
-    match job.output.target {
-        // It was not filled, so it is never finished.
-        Target::New(_) | Target::Stream(_) if ended.is_err() => ended,
-        target => {
-            let bitmaps = match &ended {
-                Ok(()) => &bitmaps[..],
-                Err(_) => &[],
-            };
-            ended.and(close(target, bitmaps, total, engine))?;
-            unfinished.map_or(Ok(()), Unfinished::end)
-        }
-    }
+    let bitmaps = ended.is_ok().then_some(&bitmaps[..]);
+    let closed = close(job.output.target, bitmaps, total, engine);
+    ended.and(closed)
 }
 
+/// Closes the target, with these bitmaps if it was filled.
 fn close(
     mut target: Target,
-    bitmaps: &[(BitmapInfo, DirtyBits)],
+    bitmaps: Option<&[(BitmapInfo, DirtyBits)]>,
     total: u64,
     engine: EngineKind,
 ) -> Result<(), ConvertError> {
     let queue = workers::queue(engine).map_err(ConvertError::Engine)?;
     let closed = queue.block_on(async {
-        let added = target.add_bitmaps(&queue, bitmaps).await;
-        let closed = target.close(&queue).await;
-        added.and(closed)
+        let added = target
+            .add_bitmaps(&queue, bitmaps.unwrap_or_default())
+            .await;
+        let is_filled = bitmaps.is_some() && added.is_ok();
+        added.and(target.close(&queue, is_filled).await)
     });
     closed.map_err(|source| ConvertError::Write {
         offset: total,

@@ -9,9 +9,9 @@ use crate::format::{
     Geometry, Header, HostOffset, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
 };
 use crate::jobs::convert::ConvertError;
-use crate::jobs::create::{CreateQcow2, Preallocation};
 use crate::jobs::measure::{Qcow2Target, refcount_space};
 use crate::jobs::packing::Packing;
+use crate::jobs::{CreateQcow2, Preallocation};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

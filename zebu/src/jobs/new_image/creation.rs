@@ -5,8 +5,11 @@ use std::ops::ControlFlow;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{CreateOptions, NewFiles, NewImage, check_names, file_as, parse_format, refuse_object};
+use super::{
+    CreateOptions, NewFiles, check_level, file_as, parse_format, plan, plan_to_fill, refuse_object,
+};
 use crate::block::{Device, FileSpec, Format, Layer, Objects, OpenOptions};
+use crate::drivers::ImagePlan;
 use crate::jobs::{
     self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Progress, Target,
 };
@@ -26,9 +29,7 @@ pub struct Creation {
 pub struct Begun {
     target: Target,
     /// Its files, locked until it is filled.
-    files: Vec<Arc<dyn Storage>>,
-    /// It reads as zeroes from the start.
-    is_zero: bool,
+    files: NewFiles,
     compress: Option<CompressOptions>,
 }
 
@@ -94,8 +95,8 @@ impl Creation {
         Ok(Some(Device::open_spec(queue, spec, &options)?))
     }
 
-    fn files(&self, image: &NewImage, caches: &[CacheMode]) -> Result<NewFiles> {
-        NewFiles::open(&self.file, image, caches, &Objects::default())
+    fn files(&self, plan: Box<dyn ImagePlan>, caches: &[CacheMode]) -> Result<NewFiles> {
+        NewFiles::open(&self.file, plan, caches, &Objects::default())
     }
 
     /// Makes the image. Without a size it has that of its backing file.
@@ -110,10 +111,9 @@ impl Creation {
         let size = size.ok_or_else(|| self.failed(Error::Refused(no_size.into())))?;
         self.options.set("size", size.to_string());
         let path = &self.file.path;
-        let image = NewImage::new(self.format, path, size, &self.options, backing.as_ref())?;
-        let files = self.files(&image, &[CacheMode::WriteBack])?;
-        let made = files.make_durably(queue, &image);
-        made.map_err(|e| self.failed(e))
+        let plan = plan(self.format, path, size, &self.options, backing.as_ref())?;
+        let mut files = self.files(plan, &[CacheMode::WriteBack])?;
+        files.create(queue).map_err(|e| self.failed(e))
     }
 
     /// Makes the image in a file that is not there yet, and opens it for writing. The file stays locked
@@ -123,16 +123,15 @@ impl Creation {
     /// `EEXIST` if there is such a file. Those of [`Creation::create`] and of opening it.
     pub fn create_new(mut self, queue: &Queue, size: u64) -> Result<Device> {
         self.options.set("size", size.to_string());
-        let image = NewImage::new(self.format, &self.file.path, size, &self.options, None)?;
-        let files = self.files(&image, &[CacheMode::WriteBack])?;
+        let plan = plan(self.format, &self.file.path, size, &self.options, None)?;
+        let mut files = self.files(plan, &[CacheMode::WriteBack])?;
         if !files.are_new() {
             return Err(self.failed(Error::os(libc::EEXIST)));
         }
-        let made = files.make_durably(queue, &image);
-        made.map_err(|e| self.failed(e))?;
+        files.create(queue).map_err(|e| self.failed(e))?;
         let source = Source::Name(self.file.name().to_owned());
         let options = OpenOptions::default().format(Some(self.format)).write(true);
-        let opened = files.open_image(queue, &source, &options);
+        let opened = files.open_image(queue, &source, &options, None);
         opened.inspect_err(|_| {
             // The error is that of the image.
             let _ = files.discard(queue);
@@ -151,44 +150,26 @@ impl Creation {
         compress: Option<CompressOptions>,
     ) -> Result<Begun> {
         let size = source.size();
-        let image = NewImage::to_fill(self.format, &self.file.path, size, &self.options)?;
-        image.check_level(compress.and_then(|compress| compress.level))?;
+        let plan = plan_to_fill(self.format, &self.file.path, size, &self.options)?;
+        check_level(&*plan, compress.and_then(|compress| compress.level))?;
         // Whole blocks are written.
-        let is_direct = compress.is_none() && size.is_multiple_of(4096) && image.is_in_blocks();
+        let is_direct = compress.is_none() && size.is_multiple_of(4096) && plan.alignment() >= 4096;
         let caches: &[CacheMode] = match is_direct {
             true => &[CacheMode::None, CacheMode::WriteBack],
             false => &[CacheMode::WriteBack],
         };
-        let files = self.files(&image, caches)?;
+        let mut files = self.files(plan, caches)?;
         refuse_what_is_read(&files, source)?;
-        if let NewImage::Planned(plan) = &image {
-            let new = files.begin(queue, &**plan).map_err(|e| self.failed(e))?;
-            return Ok(Begun {
-                target: Target::New(new),
-                files: files.storages(),
-                is_zero: true,
-                compress,
-            });
-        }
-        files.make(queue, &image).map_err(|e| self.failed(e))?;
-        // Only a raw image shows the former content of a device.
-        let is_zero = files.are_zero() || !image.shows_file();
-        let target = match self.format == Format::RAW {
-            true => Target::Raw(files.storage().clone()),
-            false => {
-                let options = OpenOptions::default()
-                    .format(Some(self.format))
-                    .write(true)
-                    .cache(files.cache_mode())
-                    .discard(Some(true));
-                let source = Source::Name(self.file.name().to_owned());
-                Target::Image(files.open_image(queue, &source, &options)?)
-            }
-        };
+        let options = OpenOptions::default()
+            .format(Some(self.format))
+            .write(true)
+            .cache(files.cache_mode())
+            .discard(Some(true));
+        let source = Source::Name(self.file.name().to_owned());
+        let begun = files.begin(queue, &source, &options);
         Ok(Begun {
-            target,
-            files: files.storages(),
-            is_zero,
+            target: begun.map_err(|e| self.failed(e))?,
+            files,
             compress,
         })
     }
@@ -223,15 +204,14 @@ impl Begun {
     ) -> Result<()> {
         let options = options
             .compress(self.compress)
-            .new_image(true)
-            .zero_from(self.is_zero.then_some(0));
+            .zero_from(self.files.reads_as_zeroes().then_some(0));
         let on_event = |event| match event {
             ConvertEvent::Progress(now) => on_progress(now),
             // Only with `salvage`, which is not set.
             ConvertEvent::Unreadable { .. } => ControlFlow::Continue(()),
         };
         jobs::convert(vec![source], self.target, &options, on_event).map_err(failure)?;
-        check_names(&self.files)
+        self.files.check_names()
     }
 }
 

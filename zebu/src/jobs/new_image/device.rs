@@ -1,12 +1,11 @@
 //! A new image and its device in one call.
 
-use std::ffi::OsString;
 use std::path::Path;
 
 use super::Creation;
 use crate::Result;
 use crate::block::{Device, Format};
-use crate::names::protocol;
+use crate::spelling::path::as_name;
 use crate::storage::Queue;
 
 impl Device {
@@ -34,13 +33,7 @@ impl Device {
     ///
     /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn create(queue: &Queue, path: impl AsRef<Path>, size: u64) -> Result<Device> {
-        let path = path.as_ref();
-        // Not a name with a protocol.
-        let mut name = OsString::new();
-        if protocol(path.as_os_str()).is_some() {
-            name.push("./");
-        }
-        name.push(path);
+        let name = as_name(path.as_ref());
         Creation::new(&name, Format::QCOW2.name(), &[])?.create_new(queue, size)
     }
 }

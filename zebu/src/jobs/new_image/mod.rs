@@ -15,21 +15,16 @@ pub use creation::{Begun, Creation};
 pub use file::{NewFile, check_names};
 pub use options::{CreateOptions, number, parse_file_size};
 
-use super::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use super::Target;
 use crate::block::{Device, FileDriver, FileSpec, Format, Objects, OpenOptions};
-use crate::drivers::{ImagePlan, PlanRequest};
-use crate::error::WithErrno;
+pub use crate::drivers::is_format;
+pub use crate::drivers::qcow2::create::log2;
+use crate::drivers::{Filling, ImagePlan, PlanRequest, READ_ONLY_FORMATS};
 use crate::names::{Source, protocol};
 use crate::printable;
 pub use crate::protocols::is_remote;
-use crate::qcow2::Compression;
 use crate::storage::{self, CacheMode, LockRequest, Queue, Storage};
-use crate::{Error, Result, codec, drivers};
-
-/// Formats of QEMU that zebu does not create.
-const OTHER_FORMATS: [&str; 4] = ["qcow", "qed", "parallels", "luks"];
-/// Formats that cannot be created.
-const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
+use crate::{Error, Result, codec};
 
 /// The format of a new image, by its name.
 pub fn parse_format(name: &str) -> Result<Format, String> {
@@ -50,344 +45,200 @@ fn not_creatable(name: &str) -> String {
     }
 }
 
-/// Whether QEMU has a format of this name.
-pub fn is_format(name: &str) -> bool {
-    name.parse::<Format>().is_ok()
-        || OTHER_FORMATS.contains(&name)
-        || READ_ONLY_FORMATS.contains(&name)
-}
-
-/// An image that can be made.
-pub enum NewImage {
-    /// A raw one.
-    Raw {
-        /// In bytes.
-        size: u64,
-        /// What is allocated at once.
-        preallocation: Preallocation,
-    },
-    /// A qcow2 one.
-    Qcow2(Box<CreateQcow2>),
-    /// One of another format.
-    Planned(Box<dyn ImagePlan>),
-}
-
-/// Decodes the size and the options of a new image.
-type Creator = fn(u64, &CreateOptions) -> Result<NewImage, String>;
-
-/// The formats that are not planned by the library.
-const CREATORS: [(Format, Creator); 2] = [(Format::RAW, raw), (Format::QCOW2, qcow2)];
-
-impl NewImage {
-    /// The image that the options mean, whose values were looked at. `path` is that of its file, and
-    /// `backing` its backing file, if it was opened.
-    ///
-    /// # Errors
-    ///
-    /// In QEMU's words why it cannot be.
-    pub fn new(
-        format: Format,
-        path: &Path,
-        size: u64,
-        options: &CreateOptions,
-        backing: Option<&Device>,
-    ) -> Result<Self> {
-        if let Some((_, create)) = CREATORS.iter().find(|creator| creator.0 == format) {
-            return create(size, options).map_err(Error::Refused);
-        }
-        if !format.is_creatable() {
-            return Err(Error::Refused(not_creatable(format.name())));
-        }
-        // The file is empty when it is made, so there is nothing to allocate.
-        file_preallocation(options).map_err(Error::Refused)?;
-        let plan = format.plan(&PlanRequest {
-            path,
-            size,
-            options: &options.values(format),
-            backing_id: backing.and_then(|backing| backing.top().content_id()),
-        })?;
-        Ok(NewImage::Planned(plan))
+/// The image of these options, whose values were looked at. `path` is that of its file, and `backing` its
+/// backing file, if it was opened.
+///
+/// # Errors
+/// In QEMU's words why it cannot be.
+pub fn plan(
+    format: Format,
+    path: &Path,
+    size: u64,
+    options: &CreateOptions,
+    backing: Option<&Device>,
+) -> Result<Box<dyn ImagePlan>> {
+    if !format.is_creatable() {
+        return Err(Error::Refused(not_creatable(format.name())));
     }
-
-    /// As [`NewImage::new`], for an image that is filled: it must be one that can be opened.
-    ///
-    /// # Errors
-    ///
-    /// As for [`NewImage::new`], or if it could not be opened.
-    pub fn to_fill(
-        format: Format,
-        path: &Path,
-        size: u64,
-        options: &CreateOptions,
-    ) -> Result<Self> {
-        let image = NewImage::new(format, path, size, options, None)?;
-        if let NewImage::Planned(plan) = &image {
-            plan.check_opens()?;
-        }
-        Ok(image)
+    let options = &options.values(format);
+    if format != Format::QCOW2 {
+        // In other formats than raw the file is empty when it is made: there is nothing to allocate.
+        options.file_preallocation()?;
     }
-
-    /// Whether its disk is what its file or its data file holds, also where that is a device with any content.
-    /// Others read as zeroes at first.
-    pub fn shows_file(&self) -> bool {
-        match self {
-            // Preallocation makes zeroes.
-            NewImage::Raw { preallocation, .. } => *preallocation == Preallocation::Off,
-            NewImage::Qcow2(_) => self.keeps_others(),
-            NewImage::Planned(_) => false,
-        }
-    }
-
-    /// Whether all of its data are written in blocks of 4096 bytes, if the disk consists of such.
-    pub fn is_in_blocks(&self) -> bool {
-        match self {
-            NewImage::Raw { .. } => true,
-            NewImage::Qcow2(image) => image.cluster_bits >= 12,
-            NewImage::Planned(plan) => plan.alignment() >= 4096,
-        }
-    }
-
-    /// Refuses a level that the codec of its compressed data does not have.
-    ///
-    /// # Errors
-    /// [`Error::Refused`].
-    pub fn check_level(&self, level: Option<i32>) -> Result<()> {
-        let kind = match self {
-            NewImage::Raw { .. } => return Ok(()),
-            NewImage::Qcow2(image) if image.compression == Compression::Zstd => {
-                codec::Compression::Zstd
-            }
-            NewImage::Qcow2(_) | NewImage::Planned(_) => codec::Compression::Zlib,
-        };
-        if level.is_none() {
-            return Ok(());
-        }
-        let compressed = codec::Compressor::new().compress(kind, level, &[0; 512], &mut [0; 512]);
-        compressed
-            .map(drop)
-            .map_err(|e| Error::Refused(e.to_string()))
-    }
-
-    /// Whether the files that it has besides its own keep what they hold.
-    fn keeps_others(&self) -> bool {
-        match self {
-            NewImage::Qcow2(image) => image.data_file.as_ref().is_some_and(|file| file.keep),
-            NewImage::Raw { .. } | NewImage::Planned(_) => false,
-        }
-    }
-
-    /// The files that it has besides its own.
-    pub fn other_files(&self) -> Result<Vec<FileSpec>, String> {
-        match self {
-            NewImage::Raw { .. } => Ok(Vec::new()),
-            NewImage::Qcow2(image) => {
-                let data_file = image.data_file.as_ref();
-                data_file
-                    .map(|data| file_of(&data.name))
-                    .into_iter()
-                    .collect()
-            }
-            NewImage::Planned(plan) => {
-                let paths = plan.other_files().into_iter();
-                Ok(paths.map(FileSpec::new).collect())
-            }
-        }
-    }
-}
-
-/// The preallocation of a file that is made.
-fn file_preallocation(options: &CreateOptions) -> Result<Preallocation, String> {
-    match options.get("preallocation") {
-        None => Ok(Preallocation::Off),
-        Some(name) => match Preallocation::from_name(name) {
-            None => Err(format!("invalid parameter value: {name}")),
-            Some(Preallocation::Metadata) => Err("Unsupported preallocation mode: metadata".into()),
-            Some(mode) => Ok(mode),
-        },
-    }
-}
-
-fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
-    let preallocation = file_preallocation(options)?;
-    let size = size.checked_next_multiple_of(512);
-    let size = size.filter(|size| *size <= i64::MAX as u64);
-    let size = size.ok_or("Could not resize file: Invalid argument")?;
-    Ok(NewImage::Raw {
+    format.plan(&PlanRequest {
+        path,
         size,
-        preallocation,
+        options,
+        backing_id: backing.and_then(|backing| backing.top().content_id()),
     })
 }
 
-fn qcow2(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
-    let wrong = |parameter: &str, value: &str| {
-        format!("Parameter '{parameter}' does not accept value '{value}'")
-    };
-    let version = match options.get("compat") {
-        None | Some("1.1" | "v3") => 3,
-        Some("0.10" | "v2") => 2,
-        Some(other) => return Err(wrong("version", other)),
-    };
-    let name = |key| options.value(key).map(OsStr::to_owned);
-    let backing_format = options.get("backing_fmt").map(str::to_string);
-    if let Some(other) = backing_format.as_deref()
-        && !is_format(other)
-    {
-        return Err(wrong("backing-fmt", other));
-    }
-    let preallocation = match options.get("preallocation") {
-        None => Preallocation::Off,
-        Some(name) => Preallocation::from_name(name).ok_or_else(|| wrong("preallocation", name))?,
-    };
-    let compression = match options.get("compression_type") {
-        None | Some("zlib") => Compression::Zlib,
-        Some("zstd") => Compression::Zstd,
-        Some(other) => return Err(wrong("compression-type", other)),
-    };
-    refuse_encryption(options)?;
-    let cluster_size = options.size("cluster_size").unwrap_or(65536);
-    let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
-    let backing =
-        name("backing_file").map(|name| NewBacking::new(name).format(backing_format.clone()));
-    let data_file = name("data_file").map(|name| {
-        let file = NewDataFile::new(name).raw(options.is_on("data_file_raw"));
-        file.keep(options.is_on("keep_data_file"))
-    });
-    let image = CreateQcow2::default()
-        .size(size)
-        .version(version)
-        // What is no power of two is none that exists.
-        .cluster_bits(log2(cluster_size))
-        .refcount_order(log2(refcount_bits))
-        .extended_l2(options.is_on("extended_l2"))
-        .lazy_refcounts(options.is_on("lazy_refcounts"))
-        .compression(compression)
-        .preallocation(preallocation)
-        .backing(backing)
-        .data_file(data_file);
-    if image.backing.is_none() && backing_format.is_some() {
-        return Err("Backing format cannot be used without backing file".into());
-    }
-    if image.data_file.is_none() && options.is_on("data_file_raw") {
-        return Err("data-file-raw requires data-file".into());
-    }
-    if image.data_file.is_none() && options.is_on("keep_data_file") {
-        return Err("Must not use 'keep_data_file=on' without 'data_file'".into());
-    }
-    image.check().map_err(|e| e.to_string())?;
-    Ok(NewImage::Qcow2(Box::new(image)))
+/// As [`plan`], for an image that is filled: it must be one that can be opened.
+///
+/// # Errors
+/// As for [`plan`], or if it could not be opened.
+pub fn plan_to_fill(
+    format: Format,
+    path: &Path,
+    size: u64,
+    options: &CreateOptions,
+) -> Result<Box<dyn ImagePlan>> {
+    let plan = plan(format, path, size, options, None)?;
+    plan.check_opens()?;
+    Ok(plan)
 }
 
-/// The power of two; 64, which is out of every range, if it is none.
-pub fn log2(value: u64) -> u32 {
-    match value.is_power_of_two() {
-        true => value.trailing_zeros(),
-        false => 64,
-    }
+/// Refuses a level that the codec of an image's compressed data does not have.
+///
+/// # Errors
+/// [`Error::Refused`].
+pub fn check_level(plan: &dyn ImagePlan, level: Option<i32>) -> Result<()> {
+    let Some((kind, _)) = plan.compression().zip(level) else {
+        return Ok(());
+    };
+    let compressed = codec::Compressor::new().compress(kind, level, &[0; 512], &mut [0; 512]);
+    compressed
+        .map(drop)
+        .map_err(|e| Error::Refused(e.to_string()))
 }
 
-fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
-    let given = Format::QCOW2
-        .create_options()
+/// The files that an image has besides its own.
+///
+/// # Errors
+/// If they have no names of files.
+pub fn other_files(plan: &dyn ImagePlan) -> Result<Vec<FileSpec>> {
+    let names = plan.other_files();
+    let files = names
         .iter()
-        .map(|option| option.name)
-        .find(|name| name.starts_with("encrypt.") && options.value(name).is_some())
-        .or(options.is_on("encryption").then_some("encryption"));
-    match given {
-        Some(name) => Err(format!("{name}: encryption is not part of this version")),
-        None => Ok(()),
-    }
+        .map(|name| file_of(name))
+        .collect::<Result<_, _>>();
+    files.map_err(Error::Refused)
 }
 
-/// The files of an image that is being made, locked as long as this is there.
+/// The files of an image that is being made: the one way to make an image in files. They are locked
+/// as long as this is there. What they held is there until the image is begun, and until then those
+/// that were made for it are removed when this is dropped.
 #[derive(Debug)]
 pub struct NewFiles {
+    plan: Box<dyn ImagePlan>,
     file: NewFile,
-    /// Those of [`NewImage::other_files`].
+    /// Those of [`ImagePlan::other_files`].
     others: Vec<NewFile>,
+    is_begun: bool,
 }
 
 impl NewFiles {
-    /// Opens the files of `image`, in the first of `caches` that works. What
-    /// they held is there until [`NewFiles::make`].
+    /// Opens the files of an image, in the first of `caches` that works, or makes them.
+    ///
+    /// # Errors
+    /// If one cannot be made, or another program uses it.
     pub fn open(
         file: &FileSpec,
-        image: &NewImage,
+        plan: Box<dyn ImagePlan>,
         caches: &[CacheMode],
         objects: &Objects,
     ) -> Result<Self> {
-        let lock = match image {
-            NewImage::Raw { .. } => LockRequest::CREATE,
-            NewImage::Qcow2(_) | NewImage::Planned(_) => LockRequest::QCOW2_WRITE,
-        };
-        let others = image.other_files().map_err(Error::Refused)?;
+        let others = other_files(&*plan)?;
         let mut files = NewFiles {
-            file: NewFile::open(file, lock, caches, objects)?,
+            file: NewFile::open(file, plan.lock(), caches, objects)?,
+            plan,
             others: Vec::new(),
+            is_begun: false,
         };
         for other in &others {
             // As a file that is made, and only then as one of an image.
-            let opened = match image.keeps_others() {
+            let new = match files.plan.keeps_others() {
                 true => NewFile::open_kept(other, LockRequest::CREATE, caches, objects),
                 false => NewFile::open(other, LockRequest::CREATE, caches, objects),
             };
-            let locked = opened.and_then(|new| {
-                files.others.push(new);
-                files.others[files.others.len() - 1].lock(LockRequest::DATA_WRITE)
-            });
-            if let Err(e) = locked {
-                files.give_up();
-                return Err(e);
-            }
+            files.others.push(new?);
+            files.others[files.others.len() - 1].lock(LockRequest::DATA_WRITE)?;
         }
         Ok(files)
     }
 
-    /// Makes them the image.
-    pub fn make(&self, queue: &Queue, image: &NewImage) -> Result<()> {
-        match image {
-            NewImage::Raw {
-                size,
-                preallocation,
-            } => self.make_raw(queue, *size, *preallocation),
-            NewImage::Qcow2(image) => {
-                let data = self.others.first().map(|data| &**data.storage());
-                let file = &**self.file.storage();
-                let create = super::create_qcow2(queue, file, data, image, |_| {});
-                self.keep(queue, queue.block_on(create))
-            }
-            NewImage::Planned(plan) => {
-                let create = super::create_image(queue, &**plan, self.storages());
-                self.keep(queue, queue.block_on(create))
-            }
-        }
+    /// Makes them the image, durably, under their names.
+    ///
+    /// # Errors
+    /// Those of the storages. Then they are discarded: what they held is lost already.
+    pub fn create(&mut self, queue: &Queue) -> Result<()> {
+        self.is_begun = true;
+        let made = super::create_image(queue, &*self.plan, self.storages());
+        self.keep(queue, queue.block_on(made))?;
+        self.check_names()
     }
 
-    /// [`NewFiles::make`] of an image that is not filled: it is durable on return, under its name.
-    pub fn make_durably(&self, queue: &Queue, image: &NewImage) -> Result<()> {
-        self.make(queue, image)?;
-        if let NewImage::Raw { .. } = image {
-            // The others are flushed in order.
-            queue.block_on(storage::flush(&**self.storage(), queue))?;
-        }
-        check_names(&self.storages())
+    /// Begins the image in them, which is to be filled. `source` names it, `options` are how it is
+    /// opened if it is one that is.
+    ///
+    /// # Errors
+    /// Those of the storages. Then they are discarded. [`Error::Open`] if it could not be opened: it is
+    /// marked as not finished.
+    pub fn begin(
+        &mut self,
+        queue: &Queue,
+        source: &Source,
+        options: &OpenOptions,
+    ) -> Result<Target> {
+        self.is_begun = true;
+        let begun = queue.block_on(super::create::begin(queue, &*self.plan, self.storages()));
+        let new = self.keep(queue, begun)?;
+        Ok(match self.plan.filling() {
+            Filling::New => Target::New(new),
+            Filling::Raw => Target::Raw(self.storage().clone()),
+            Filling::Qcow2(version) => {
+                let opened = self.open_image(queue, source, options, Some(version));
+                Target::Image(opened.map_err(|source| Error::Open {
+                    file: self.storage().path().to_owned(),
+                    source: Box::new(source),
+                })?)
+            }
+        })
     }
 
-    /// Opens the image that they were made, which `source` names, for writing. They stay locked
-    /// meanwhile.
-    pub fn open_image(
+    /// Opens the image for writing. The files stay locked meanwhile.
+    fn open_image(
         &self,
         queue: &Queue,
         source: &Source,
         options: &OpenOptions,
+        unfinished: Option<u32>,
     ) -> Result<Device> {
         let data = self.others.first().map(|data| data.storage().clone());
         let file = self.file.opened();
-        queue.block_on(Device::open_source_over(queue, source, options, file, data))
+        let opened = Device::open_source_over(queue, source, options, file, data, unfinished);
+        queue.block_on(opened)
+    }
+
+    /// Marks the image again as one that is not finished, if its format can. Errors are ignored: what
+    /// made it necessary has failed already.
+    pub fn mark(&self, queue: &Queue) {
+        let storage = &**self.storage();
+        if let Ok(Some(mark)) = self.plan.mark() {
+            let first = &mark[..mark.len().min(512)];
+            let _ = queue.block_on(async {
+                storage::write_slice(storage, queue, 0, first).await?;
+                storage::flush(storage, queue).await
+            });
+        }
+    }
+
+    /// Refuses files that were removed, or replaced by others of their names, since they were opened.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with the name of the file.
+    pub fn check_names(&self) -> Result<()> {
+        check_names(&self.storages())
+    }
+
+    /// What is made.
+    pub fn plan(&self) -> &dyn ImagePlan {
+        &*self.plan
     }
 
     /// Whether all of them were made for this.
     pub fn are_new(&self) -> bool {
-        self.file.is_new() && self.others.iter().all(NewFile::is_new)
+        self.all().all(NewFile::is_new)
     }
 
     /// The file of the image.
@@ -395,16 +246,13 @@ impl NewFiles {
         self.file.storage()
     }
 
-    /// Begins a planned image in them, which is to be filled. It keeps them locked.
-    pub fn begin(&self, queue: &Queue, plan: &dyn ImagePlan) -> Result<Box<dyn drivers::NewImage>> {
-        let begun = queue.block_on(super::begin_image(queue, plan, self.storages()));
-        self.keep(queue, begun)
+    fn all(&self) -> impl Iterator<Item = &NewFile> {
+        [&self.file].into_iter().chain(&self.others)
     }
 
     /// The open files, that of the image first.
     pub fn storages(&self) -> Vec<Arc<dyn Storage>> {
-        let files = [&self.file].into_iter().chain(&self.others);
-        files.map(|file| file.storage().clone()).collect()
+        self.all().map(|file| file.storage().clone()).collect()
     }
 
     /// Makes a raw image end within its last sector, durably, if its file is a regular one of this machine:
@@ -438,45 +286,39 @@ impl NewFiles {
     /// # Errors
     /// The first one of the file system, or of the server.
     pub fn discard(&self, queue: &Queue) -> std::io::Result<()> {
-        let files = [&self.file].into_iter().chain(&self.others);
-        let discarded: Vec<_> = files.map(|file| file.discard(queue)).collect();
+        let discarded: Vec<_> = self.all().map(|file| file.discard(queue)).collect();
         discarded.into_iter().collect()
     }
 
-    fn make_raw(&self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
-        let storage = &**self.storage();
-        let create = super::create_raw(queue, storage, size, preallocation, |_| {});
-        queue.block_on(create).map_err(|e| {
-            self.file.remove_if_new();
-            match e.errno() {
-                libc::EFBIG => too_large(),
-                _ if storage.is_device() => e,
-                _ => e.during("Could not resize file"),
-            }
-        })
-    }
-
-    /// Removes those that were not there before.
-    pub fn give_up(self) {
-        self.file.remove_if_new();
-        self.others.iter().for_each(NewFile::remove_if_new);
-    }
-
-    /// Whether what is new reads as zeroes by itself: not so on a device.
-    pub fn are_zero(&self) -> bool {
+    /// Whether the image reads as zeroes when it was begun. One that shows its file does not on a
+    /// device, or if that is kept.
+    pub fn reads_as_zeroes(&self) -> bool {
         let data = self.others.first().unwrap_or(&self.file);
-        !data.storage().is_device() && !data.is_kept()
+        let is_zero = !data.storage().is_device() && !data.is_kept();
+        is_zero || !self.plan.shows_file()
     }
 
-    /// Whether the file of the image is a device of less than `size` bytes.
-    pub fn is_shorter_device(&self, size: u64) -> Result<bool> {
+    /// Whether the file of the image is a device that is too short for a raw image.
+    ///
+    /// # Errors
+    /// If its length cannot be told.
+    pub fn is_shorter_device(&self) -> Result<bool> {
         let storage = self.storage();
-        Ok(storage.is_device() && storage.len()? < size)
+        let is_raw = self.plan.filling() == Filling::Raw;
+        Ok(is_raw && storage.is_device() && storage.len()? < self.plan.size())
     }
 
     /// How the file of the image was opened.
     pub fn cache_mode(&self) -> CacheMode {
         self.storage().cache_mode()
+    }
+}
+
+impl Drop for NewFiles {
+    fn drop(&mut self) {
+        if !self.is_begun {
+            self.all().for_each(NewFile::remove_if_new);
+        }
     }
 }
 
@@ -529,13 +371,6 @@ pub fn after_file(name: &OsStr) -> Option<&OsStr> {
         .map(OsStr::from_bytes)
 }
 
-/// The error of a file that cannot be as long as its raw image.
-fn too_large() -> Error {
-    let source = "The image size is too large for file format 'raw'".into();
-    let errno = libc::EFBIG;
-    Error::Io(std::io::Error::other(WithErrno { errno, source }))
-}
-
 /// The error with its context, in QEMU's words.
 fn could_not_create(spec: &FileSpec, error: Error) -> Error {
     if let Err(why) = refuse_object(spec) {
@@ -559,15 +394,15 @@ fn could_not_create(spec: &FileSpec, error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a format that the registry lists as creatable and this file cannot create.
+    //! Guards against a format that the registry lists as creatable and cannot create.
     use super::*;
 
     #[test]
     fn images_of_creatable_formats_can_be_made() {
         let options = CreateOptions::default();
         for format in Format::all() {
-            let image = NewImage::new(format, Path::new("x"), 1 << 20, &options, None);
-            assert_eq!(image.is_ok(), format.is_creatable(), "{format:?}");
+            let plan = plan(format, Path::new("x"), 1 << 20, &options, None);
+            assert_eq!(plan.is_ok(), format.is_creatable(), "{format:?}");
         }
     }
 }

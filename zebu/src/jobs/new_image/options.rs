@@ -77,10 +77,10 @@ impl CreateOptions {
         self.get(key).and_then(parse_switch) == Some(true)
     }
 
-    /// The values of the options that belong to the format and not to the file.
+    /// The values of the options.
     pub fn values(&self, format: Format) -> CreateValues {
         let mut values = CreateValues::default();
-        for option in format.create_options().iter().filter(|o| !o.of_file) {
+        for option in format.create_options() {
             let name = option.name;
             let value = match option.kind {
                 OptionKind::Text => self.value(name).map(|t| CreateValue::Text(t.to_owned())),

@@ -24,7 +24,6 @@ use work::Job;
 
 use super::channel::Channel;
 use super::convert::{ConvertError, ConvertEvent, ConvertOptions, Output};
-use super::incomplete::Unfinished;
 use super::packing::Packing;
 use super::progress::IntoControlFlow;
 use super::rate_limiter::RateLimiter;
@@ -84,7 +83,7 @@ type Ended = Result<u64, ConvertError>;
 /// the stream has nothing to read, the thread that reads it ends when it has, or with the process.
 pub fn convert_stream<G: IntoControlFlow>(
     stream: ImageStream,
-    mut target: Target,
+    target: Target,
     stream_options: StreamOptions,
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
@@ -101,7 +100,6 @@ pub fn convert_stream<G: IntoControlFlow>(
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
-    let unfinished = Unfinished::begin(&mut target, &options)?;
     let (size, resize) = (stream.size(), stream_options.resize);
     let pool = Pool::new(stream.block_len().max(target.cluster_size()) as usize);
     let mut stream_options = stream_options;
@@ -155,8 +153,7 @@ pub fn convert_stream<G: IntoControlFlow>(
     closed.map_err(|source| ConvertError::Write {
         offset: size,
         source,
-    })?;
-    unfinished.map_or(Ok(()), Unfinished::end)
+    })
 }
 
 /// Reads the stream to its end. None: the workers have stopped.
@@ -206,6 +203,6 @@ fn finish(mut target: Target, size: Option<u64>, engine: EngineKind) -> Result<(
             (Target::Stream(stream), Some(size)) => stream.set_size(size),
             _ => {}
         }
-        target.close(&queue).await
+        target.close(&queue, true).await
     })
 }

@@ -7,7 +7,7 @@ use zebu::internal::Mapping;
 use zebu::internal::format::Header;
 use zebu::jobs::{
     self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
-    NewDataFile, RebaseOptions, Target, create_qcow2,
+    NewDataFile, RebaseOptions, Target, begin_image, create_qcow2,
 };
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Memory, Queue};
@@ -539,31 +539,35 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     let content = noise(rng, size);
     let before = Model::of(vec![0; size]);
     let mut history = History::new(rng, Layout::default(), vec![Vec::new()], before);
-    if let Err(e) = queue.block_on(create_qcow2(
-        queue,
-        &*history.files[0],
-        None,
-        &options,
-        |_| {},
-    )) {
-        history.allow(&e);
-        history.layout.made = u64::MAX;
-        return history;
-    }
+    // One that says that it is not finished until it is filled, or one that is there.
+    let new_image = rng.one_in(2);
+    let file = history.files[0].clone();
+    let made = match new_image {
+        true => begin_image(queue, &*options.plan().unwrap(), vec![file]).map(Some),
+        false => {
+            let create = create_qcow2(queue, &*file, None, &options, |_| {});
+            queue.block_on(create).map(|()| None)
+        }
+    };
+    let target = match made {
+        Ok(target) => target,
+        Err(e) => {
+            history.allow(&e);
+            history.layout.made = u64::MAX;
+            return history;
+        }
+    };
     history.layout.made = history.disk.now();
     let source = OpenOptions::default().format(Some(Format::RAW));
     let source = Device::from_storage(queue, Arc::new(Memory::new(content.clone())), &source);
-    let target = history.open(queue, &writable(rng));
+    let target = target.unwrap_or_else(|| Target::Image(history.open(queue, &writable(rng))));
     let began = history.disk.now();
-    let new_image = rng.one_in(2);
     let convert = ConvertOptions::default()
-        .new_image(new_image)
         .workers(Some(1 + rng.below(4) as usize))
         .zero_from(Some(0))
         .compress(compress.then(CompressOptions::default))
         .any_order(rng.one_in(2))
         .engine(ENGINE);
-    let target = Target::Image(target);
     let written = Change::Write(0, content.clone());
     if new_image {
         history.layout.filled = Some((began..u64::MAX, content));

@@ -1,38 +1,37 @@
-//! Creation of images.
+//! New qcow2 images.
 //!
-//! The header of a qcow2 image is written last, after everything else is durable. A crash leaves a
-//! file that is no image.
+//! The header says that the image is not finished until everything else is durable, and for an image that
+//! is filled, until its data are.
 
-mod image;
 mod layout;
+mod options;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
-pub use image::{begin_image, create_image};
 use layout::{Layout, data_of_tables};
+pub(super) use options::CREATE_OPTIONS;
+pub use options::log2;
 
-use super::progress::{IntoControlFlow, Progress, Report, Reporter};
-use crate::block::check_recorded;
-use crate::broken::{Rule, is_broken};
+use super::check_recorded;
+use crate::codec;
+use crate::drivers::{
+    BoxFuture, Filling, ImagePlan, Making, NewImage, PlanRequest, Preallocation, Report, make_valid,
+};
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
-    HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, MAX_BACKING_FORMAT, MAX_BACKING_NAME,
-    MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER, MIN_CLUSTER_BITS,
-    MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
+    HostOffset, INCOMPATIBLE_DATA_FILE, INCOMPLETE_VERSION, L1Entry, L2Entry, MAGIC,
+    MAX_BACKING_FORMAT, MAX_BACKING_NAME, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER,
+    MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
 };
-use crate::storage::{self, Queue, Storage};
+use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes written at once.
 const CHUNK: usize = 1 << 20;
-/// Bytes of zeroes that are written between two reports of progress.
-const ZEROES: u64 = 64 << 20;
-
 /// The largest disk of any format, in bytes: a limit of QEMU.
 const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
-
-pub use crate::block::Preallocation;
 
 options! {
     /// The name of a backing file in the header of a new image.
@@ -134,7 +133,7 @@ impl CreateQcow2 {
     /// # Errors
     /// [`Error::Refused`] with QEMU's message.
     pub fn check(&self) -> Result<()> {
-        self.plan().map(drop)
+        Plan::new(self).map(drop)
     }
 
     fn check_combination(&self) -> Result<()> {
@@ -204,7 +203,7 @@ impl CreateQcow2 {
     }
 
     /// The header without its tables.
-    pub(super) fn header(&self) -> Result<Header> {
+    pub(crate) fn header(&self) -> Result<Header> {
         let size = match self.size.checked_next_multiple_of(512) {
             Some(size) if size <= i64::MAX as u64 => size,
             _ => return refuse("Could not resize image: Image size cannot be negative"),
@@ -252,10 +251,40 @@ impl CreateQcow2 {
         }
         Ok(header)
     }
+}
 
-    fn plan(&self) -> Result<Plan> {
-        self.check_combination()?;
-        let mut header = self.header()?;
+fn cluster_start(geometry: &Geometry, cluster: u64) -> Result<HostOffset, FormatError> {
+    geometry
+        .cluster_offset(cluster)
+        .filter(|offset| offset.0 <= crate::format::OFFSET_MASK)
+        .ok_or(FormatError::ImageTooBig)
+}
+
+/// Plans a new image of these options.
+pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
+    let image = CreateQcow2::with_options(request.size, request.options)?;
+    Ok(Box::new(Plan::new(&image)?))
+}
+
+/// A new image before it is written.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    header: Header,
+    geometry: Geometry,
+    layout: Layout,
+    preallocation: Preallocation,
+    compression: Compression,
+    data_file: Option<NewDataFile>,
+}
+
+impl Plan {
+    /// The image that the options mean.
+    ///
+    /// # Errors
+    /// Those of [`CreateQcow2::check`].
+    pub(crate) fn new(image: &CreateQcow2) -> Result<Plan> {
+        image.check_combination()?;
+        let mut header = image.header()?;
         let geometry = Geometry::new(&header)?;
         if geometry.l1_entries() * 8 > MAX_L1_BYTES {
             return refuse(
@@ -264,10 +293,10 @@ impl CreateQcow2 {
             );
         }
         let mut layout = Layout::new(&geometry)?;
-        let raw_data = self.data_file.as_ref().is_some_and(|d| d.raw);
-        match self.preallocation {
+        let raw_data = image.data_file.as_ref().is_some_and(|d| d.raw);
+        match image.preallocation {
             Preallocation::Off if !raw_data => {}
-            Preallocation::Falloc | Preallocation::Full if self.data_file.is_none() => {
+            Preallocation::Falloc | Preallocation::Full if image.data_file.is_none() => {
                 layout.add_area(&geometry)?;
             }
             _ => layout.add_metadata(&geometry)?,
@@ -278,139 +307,18 @@ impl CreateQcow2 {
         header.refcount_table_offset = at(layout.table)?;
         header.refcount_table_clusters = layout.table_clusters as u32; // At most 8 MiB.
         at(layout.end())?;
+        header.unfinished = true;
         header.encode()?;
         Ok(Plan {
             header,
             geometry,
             layout,
+            preallocation: image.preallocation,
+            compression: image.compression,
+            data_file: image.data_file.clone(),
         })
     }
-}
 
-fn cluster_start(geometry: &Geometry, cluster: u64) -> Result<HostOffset, FormatError> {
-    geometry
-        .cluster_offset(cluster)
-        .filter(|offset| offset.0 <= crate::format::OFFSET_MASK)
-        .ok_or(FormatError::ImageTooBig)
-}
-
-/// A new image before it is written.
-struct Plan {
-    header: Header,
-    geometry: Geometry,
-    layout: Layout,
-}
-
-/// Makes `file` a new image, whatever it held; `data` is the data file, if the options have one.
-/// Both are open for writing, and the caller has locked them.
-///
-/// `on_progress` is called with the bytes written or allocated; see [`jobs`](super).
-///
-/// # Errors
-/// If the options do not go together, which is found before anything is written; if I/O fails or
-/// the job is cancelled: then `file` is no image.
-pub async fn create_qcow2<G: IntoControlFlow>(
-    queue: &Queue,
-    file: &dyn Storage,
-    data: Option<&dyn Storage>,
-    options: &CreateQcow2,
-    on_progress: impl FnMut(Progress) -> G,
-) -> Result<()> {
-    let plan = options.plan()?;
-    if data.is_some() != options.data_file.is_some() {
-        return refuse("An external data file and its name belong together");
-    }
-    let reporter = Reporter::new(on_progress);
-    let new = NewFile {
-        queue,
-        reporter: &reporter,
-        preallocation: options.preallocation,
-    };
-    let is_kept = options.data_file.as_ref().is_some_and(|file| file.keep);
-    let is_zeroed = options.preallocation == Preallocation::Full
-        || data.unwrap_or(file).is_device() && plan.shows_data() && !is_kept;
-    new.reporter.plan(plan.work(is_zeroed));
-    if let Some(data) = data {
-        match is_kept {
-            true => plan.keep_data_file(&new, data).await?,
-            false => plan.write_data_file(&new, data).await?,
-        }
-    }
-    plan.write(&new, file).await?;
-    reporter.finish();
-    Ok(())
-}
-
-/// Makes `file` a new raw image, whatever it held.
-///
-/// `on_progress` is called with the bytes allocated; see [`jobs`](super).
-///
-/// # Errors
-/// If the preallocation is not one of raw images, if I/O fails, or if the job is cancelled: then
-/// not all of the image may be allocated.
-pub async fn create_raw<G: IntoControlFlow>(
-    queue: &Queue,
-    file: &dyn Storage,
-    size: u64,
-    preallocation: Preallocation,
-    on_progress: impl FnMut(Progress) -> G,
-) -> Result<()> {
-    if preallocation == Preallocation::Metadata {
-        return refuse("Unsupported preallocation mode: metadata");
-    }
-    if !file.is_device() {
-        storage::set_len(file, queue, 0).await?;
-    }
-    storage::set_len(file, queue, size).await?;
-    let reporter = Reporter::new(on_progress);
-    let new = NewFile {
-        queue,
-        reporter: &reporter,
-        preallocation,
-    };
-    new.reporter.plan(size);
-    // Without clusters, the content of a device is that of the image.
-    if preallocation != Preallocation::Off {
-        new.allocate(file, 0, size).await?;
-    }
-    reporter.finish();
-    Ok(())
-}
-
-/// How a new file is written.
-#[derive(Clone, Copy)]
-struct NewFile<'a> {
-    queue: &'a Queue,
-    reporter: &'a dyn Report,
-    preallocation: Preallocation,
-}
-
-impl NewFile<'_> {
-    /// Takes the space of a range, and makes it read as zeroes: what is new of a file does so by
-    /// itself, and a device has any content. There the mode makes no other difference.
-    async fn allocate(&self, file: &dyn Storage, offset: u64, length: u64) -> Result<()> {
-        let (queue, end) = (self.queue, offset + length);
-        let is_full = self.preallocation == Preallocation::Full;
-        if length == 0 {
-            return Ok(());
-        }
-        if is_full || file.is_device() {
-            for at in (offset..end).step_by(ZEROES as usize) {
-                let length = ZEROES.min(end - at);
-                match is_full {
-                    true => storage::write_zeroes(file, queue, at, length).await?,
-                    false => storage::zero_range(file, queue, at, length).await?,
-                }
-                self.reporter.add(length)?;
-            }
-        } else if self.preallocation == Preallocation::Falloc {
-            storage::allocate(file, queue, offset, length).await?;
-        }
-        Ok(())
-    }
-}
-
-impl Plan {
     fn at(&self, cluster: u64) -> u64 {
         cluster << self.geometry.cluster_bits()
     }
@@ -443,12 +351,9 @@ impl Plan {
         self.at(tables) + u64::from(self.header.l1_size) * 8 + data
     }
 
-    async fn write_data_file(&self, new: &NewFile<'_>, data: &dyn Storage) -> Result<()> {
+    async fn write_data_file(&self, new: &Making<'_>, data: &dyn Storage) -> Result<()> {
         let queue = new.queue;
         let size = self.geometry.virtual_size();
-        if !data.is_device() {
-            storage::set_len(data, queue, 0).await?;
-        }
         storage::set_len(data, queue, size).await?;
         self.allocate(new, data, 0, size).await?;
         if self.is_preallocated() && !data.is_device() {
@@ -460,7 +365,7 @@ impl Plan {
     }
 
     /// Makes the data file as long as the disk, if it is shorter.
-    async fn keep_data_file(&self, new: &NewFile<'_>, data: &dyn Storage) -> Result<()> {
+    async fn keep_data_file(&self, new: &Making<'_>, data: &dyn Storage) -> Result<()> {
         if data.len()? < self.geometry.virtual_size() {
             let size = self.size_in_subclusters();
             storage::set_len(data, new.queue, size).await?;
@@ -469,31 +374,41 @@ impl Plan {
         Ok(())
     }
 
-    async fn write(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
-        let queue = new.queue;
-        if file.is_device() {
-            // Until the new header is written, the old content must not open as an image.
-            let cluster_size = self.geometry.cluster_size();
-            storage::write_zeroes(file, queue, 0, cluster_size).await?;
-            storage::flush(file, queue).await?;
-        } else {
-            storage::set_len(file, queue, 0).await?;
+    /// Writes all of the image, whose file has the mark and whose data file was emptied, except that
+    /// its header still says that it is not finished.
+    pub(crate) async fn write(
+        &self,
+        new: &Making<'_>,
+        file: &dyn Storage,
+        data: Option<&dyn Storage>,
+    ) -> Result<()> {
+        let is_zeroed = self.preallocation == Preallocation::Full
+            || data.unwrap_or(file).is_device() && self.shows_data() && !self.keeps_others();
+        new.report.plan(self.work(is_zeroed));
+        match data {
+            None => {}
+            Some(data) if self.keeps_others() => self.keep_data_file(new, data).await?,
+            Some(data) => self.write_data_file(new, data).await?,
         }
         self.write_data(new, file).await?;
         self.write_l2(new, file).await?;
         self.write_refcounts(new, file).await?;
         self.write_tables(new, file).await?;
-        if !is_broken(Rule::TablesBeforeNewHeader) {
-            storage::flush(file, queue).await?;
-        }
         let header = self.header.encode()?;
-        storage::write_slice(file, queue, 0, &header).await?;
-        storage::flush(file, queue).await?;
-        Ok(())
+        Ok(storage::write_slice(file, new.queue, 0, &header).await?)
+    }
+
+    /// How it is written.
+    pub(crate) fn making<'a>(&self, queue: &'a Queue, report: &'a dyn Report) -> Making<'a> {
+        Making {
+            queue,
+            report,
+            preallocation: self.preallocation,
+        }
     }
 
     /// Sets the length of the file, and allocates the data.
-    async fn write_data(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
+    async fn write_data(&self, new: &Making<'_>, file: &dyn Storage) -> Result<()> {
         let Some(last) = self.layout.data.last() else {
             return Ok(());
         };
@@ -518,7 +433,7 @@ impl Plan {
     /// Takes the space of clusters of the disk.
     async fn allocate(
         &self,
-        new: &NewFile<'_>,
+        new: &Making<'_>,
         file: &dyn Storage,
         start: u64,
         length: u64,
@@ -529,7 +444,7 @@ impl Plan {
         Ok(())
     }
 
-    async fn write_l2(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
+    async fn write_l2(&self, new: &Making<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
         let mut out = Writer::new(*new, file);
         for (index, (l2, clusters)) in
@@ -557,7 +472,7 @@ impl Plan {
         out.finish().await
     }
 
-    async fn write_refcounts(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
+    async fn write_refcounts(&self, new: &Making<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
         let per_block = geometry.refcount_block_entries() as u64;
         let cluster_size = geometry.cluster_size() as usize;
@@ -593,7 +508,7 @@ impl Plan {
     }
 
     /// Writes the refcount table and the L1 table.
-    async fn write_tables(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
+    async fn write_tables(&self, new: &Making<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
         let bytes = self.at(self.layout.table_clusters) as usize; // At most 8 MiB.
         let mut table = vec![0; bytes];
@@ -604,7 +519,7 @@ impl Plan {
             }
         }
         storage::write_slice(file, new.queue, self.at(self.layout.table), &table).await?;
-        new.reporter.add(table.len() as u64)?;
+        new.report.add(table.len() as u64)?;
         let mut l1 = vec![0; self.header.l1_size as usize * 8]; // At most 32 MiB.
         for (entry, l2) in l1.chunks_exact_mut(8).zip(&self.layout.l2) {
             let value = L1Entry::new(HostOffset(self.at(*l2)), true, geometry)?;
@@ -615,6 +530,94 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+impl ImagePlan for Plan {
+    fn size(&self) -> u64 {
+        self.geometry.virtual_size()
+    }
+
+    fn alignment(&self) -> u64 {
+        self.geometry.cluster_size()
+    }
+
+    fn filling(&self) -> Filling {
+        Filling::Qcow2(self.header.version)
+    }
+
+    fn other_files(&self) -> Vec<OsString> {
+        let data = self.data_file.iter();
+        data.map(|data| data.name.clone()).collect()
+    }
+
+    fn keeps_others(&self) -> bool {
+        self.data_file.as_ref().is_some_and(|data| data.keep)
+    }
+
+    fn shows_file(&self) -> bool {
+        self.keeps_others()
+    }
+
+    fn compression(&self) -> Option<codec::Compression> {
+        Some(match self.compression {
+            Compression::Zstd => codec::Compression::Zstd,
+            _ => codec::Compression::Zlib,
+        })
+    }
+
+    /// The header's magic, and a version that does not exist.
+    fn mark(&self) -> Result<Option<Vec<u8>>> {
+        let mut mark = [MAGIC.to_be_bytes(), INCOMPLETE_VERSION.to_be_bytes()].concat();
+        mark.resize(512, 0);
+        Ok(Some(mark))
+    }
+
+    fn begin<'a>(
+        &'a self,
+        queue: &'a Queue,
+        files: Vec<Arc<dyn Storage>>,
+    ) -> BoxFuture<'a, Result<Box<dyn NewImage>>> {
+        Box::pin(async move {
+            let (file, data) = (files[0].clone(), files.get(1));
+            let making = self.making(queue, &());
+            self.write(&making, &*file, data.map(|data| &**data))
+                .await?;
+            let version = self.header.version;
+            Ok(Box::new(NewQcow2 { file, version }) as Box<dyn NewImage>)
+        })
+    }
+}
+
+/// A qcow2 image that only lacks its version.
+#[derive(Debug)]
+struct NewQcow2 {
+    file: Arc<dyn Storage>,
+    version: u32,
+}
+
+impl NewImage for NewQcow2 {
+    fn has_order(&self) -> bool {
+        true
+    }
+
+    fn write<'a>(&'a self, _: &'a Queue, _: u64, _: Iov) -> BoxFuture<'a, Result<()>> {
+        unreachable!("it is opened to be filled")
+    }
+
+    fn finish<'a>(self: Box<Self>, queue: &'a Queue) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { finish(&*self.file, queue, self.version).await })
+    }
+}
+
+/// Makes an image valid that only lacks its version.
+pub(crate) async fn finish(file: &dyn Storage, queue: &Queue, version: u32) -> Result<()> {
+    make_valid(
+        file,
+        queue,
+        size_of_val(&MAGIC) as u64,
+        &version.to_be_bytes(),
+    )
+    .await
 }
 
 /// Sets the refcounts of entries `from` to `to` to 1.
@@ -631,14 +634,14 @@ fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
 
 /// Merges contiguous pieces into large writes.
 struct Writer<'a> {
-    new: NewFile<'a>,
+    new: Making<'a>,
     file: &'a dyn Storage,
     start: u64,
     bytes: Vec<u8>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(new: NewFile<'a>, file: &'a dyn Storage) -> Self {
+    fn new(new: Making<'a>, file: &'a dyn Storage) -> Self {
         Writer {
             new,
             file,
@@ -662,7 +665,7 @@ impl<'a> Writer<'a> {
     async fn write(&mut self) -> Result<()> {
         if !self.bytes.is_empty() {
             storage::write_slice(self.file, self.new.queue, self.start, &self.bytes).await?;
-            self.new.reporter.add(self.bytes.len() as u64)?;
+            self.new.report.add(self.bytes.len() as u64)?;
             self.bytes.clear();
         }
         Ok(())
