@@ -286,9 +286,11 @@ struct Place {
 
 impl Place {
     fn overlaps(&self, other: &Place) -> bool {
+        // A loop device over less than a sector has no bytes, and its file none the less.
+        let end = |range: &Range<u64>| range.end.max(range.start.saturating_add(1));
         self.identity == other.identity
             && match (&self.range, &other.range) {
-                (Some(one), Some(other)) => one.start < other.end && other.start < one.end,
+                (Some(one), Some(other)) => one.start < end(other) && other.start < end(one),
                 _ => self.is_whole || other.is_whole,
             }
     }
