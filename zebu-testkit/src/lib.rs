@@ -18,10 +18,11 @@
 //! A failure prints the seed that repeats it.
 
 // Helpers whose names say what they do; each test uses a part of them.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::new_without_default)]
 
 mod cases;
 pub mod library;
+#[cfg(feature = "program")]
 pub mod program;
 mod rng;
 
