@@ -14,6 +14,7 @@ use crate::jobs::{
     self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Progress, Target,
 };
 use crate::names::Source;
+use crate::storage::named::named_file;
 use crate::storage::{CacheMode, Queue, Storage};
 use crate::{Error, Result};
 
@@ -178,7 +179,7 @@ impl Creation {
 /// Refuses new files that `source` or what is behind it reads: they would be emptied. The locks of raw
 /// disks that are read do not tell.
 fn refuse_what_is_read(files: &NewFiles, source: &Device) -> Result<()> {
-    let identity = |file: Arc<dyn Storage>| file.named_file()?.identity().ok();
+    let identity = |file: Arc<dyn Storage>| named_file(&*file)?.identity().ok();
     let read: Vec<_> = source
         .all_layers()
         .flat_map(Layer::storages)
@@ -239,14 +240,22 @@ mod tests {
         std::fs::write(&disk, [7; 4096]).unwrap();
         std::fs::hard_link(&disk, &link).unwrap();
         let queue = Queue::new(QueueOptions::default()).unwrap();
-        let options = OpenOptions::default().format(Some(Format::RAW));
-        let device = Device::open(&queue, &Source::Name(disk.clone().into()), &options).unwrap();
-        for name in [&disk, &link] {
-            for format in ["raw", "qcow2", "vdi"] {
-                let creation = Creation::new(name.as_os_str(), format, &[]).unwrap();
-                let begun = creation.begin(&queue, &device, None);
-                assert!(matches!(begun, Err(Error::Refused(_))), "{format}");
-                assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{format}");
+        // The disk, and a part of it.
+        let part = format!("driver=raw,offset=512,file.filename={}", disk.display());
+        let sources = [
+            (Source::Name(disk.clone().into()), Some(Format::RAW)),
+            (Source::Options(part.into()), None),
+        ];
+        for (source, format) in sources {
+            let options = OpenOptions::default().format(format);
+            let device = Device::open(&queue, &source, &options).unwrap();
+            for name in [&disk, &link] {
+                for format in ["raw", "qcow2", "vdi"] {
+                    let creation = Creation::new(name.as_os_str(), format, &[]).unwrap();
+                    let begun = creation.begin(&queue, &device, None);
+                    assert!(matches!(begun, Err(Error::Refused(_))), "{format}");
+                    assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{format}");
+                }
             }
         }
     }
