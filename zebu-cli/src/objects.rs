@@ -88,6 +88,15 @@ pub fn add(text: &OsStr) -> Result<(), Failure> {
     }
 }
 
+/// Takes an object that an image may be named with, and no server has. False: it is none.
+pub fn add_for_image(text: &OsStr) -> Result<bool, Failure> {
+    let kind = members(text).map(|members| members.kind);
+    match kind.as_deref() {
+        Ok("secret" | "throttle-group") => add(text).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
 /// All of them.
 pub fn all() -> Objects {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);

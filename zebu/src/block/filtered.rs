@@ -172,11 +172,7 @@ impl Below for Rest<'_> {
     }
 
     fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(async move {
-            let _stay = self.device.enter();
-            let chain = self.device.chain();
-            chain.is_zero(queue, range).await
-        })
+        Box::pin(self.device.is_zero(queue, range))
     }
 
     fn cluster_size(&self) -> Option<u64> {

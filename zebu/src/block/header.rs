@@ -27,6 +27,7 @@ impl Device {
         name: Option<&OsStr>,
         format: Option<&str>,
     ) -> Result<()> {
+        self.top_for_writing(0, 0)?;
         name.map_or(Ok(()), check_recorded)?;
         let name = name.filter(|name| !name.is_empty()).map(OsStr::as_bytes);
         let format = format.map(str::as_bytes);

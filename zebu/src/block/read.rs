@@ -128,6 +128,12 @@ impl Device {
         Chain::below(&self.layers()[1..])
     }
 
+    /// Whether a range, inside of the disk, reads as zeroes by the metadata alone.
+    pub(super) async fn is_zero(&self, queue: &Queue, range: Range<u64>) -> Result<bool> {
+        let _stay = self.enter();
+        self.chain().is_zero(queue, range).await
+    }
+
     /// The images as they are read.
     #[inline]
     pub(super) fn chain(&self) -> Chain<'_> {

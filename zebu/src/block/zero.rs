@@ -108,7 +108,8 @@ impl Device {
         for at in [offset, end] {
             let start = at - at % unit;
             let is_whole = at == start || at == self.size();
-            if !is_whole && !self.status_is_zero(queue, start, start + unit).await? {
+            let rest = start..(start + unit).min(self.size());
+            if !is_whole && !self.is_zero(queue, rest).await? {
                 return Err(Error::os(libc::EOPNOTSUPP));
             }
         }
@@ -116,19 +117,6 @@ impl Device {
             0 => Ok(()),
             _ => self.clear_image(queue, range, self.clearing(zeroing)).await,
         }
-    }
-
-    async fn status_is_zero(&self, queue: &Queue, start: u64, end: u64) -> Result<bool> {
-        let mut at = start;
-        let end = end.min(self.size());
-        while at < end {
-            let status = self.status(queue, at, end - at).await?;
-            if !status.zero {
-                return Ok(false);
-            }
-            at += status.length;
-        }
-        Ok(true)
     }
 
     /// Frees the whole clusters inside a range, whose content is not needed any more. They read as

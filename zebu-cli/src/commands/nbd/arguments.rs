@@ -51,7 +51,8 @@ pub struct Arguments {
     /// List the exports of a server
     #[arg(short = 'L', long)]
     pub list: bool,
-    /// TLS credentials: tls-creds-x509,id=ID,endpoint=server,dir=PATH or tls-creds-psk,...
+    /// TLS credentials: tls-creds-x509,id=ID,endpoint=server,dir=PATH or tls-creds-psk,...; or what an
+    /// image is named with: secret,... or throttle-group,...
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<OsString>,
     /// Require TLS, with the credentials of this --object

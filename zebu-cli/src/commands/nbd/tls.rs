@@ -7,13 +7,17 @@ use zebu::tls::ServerTls;
 
 use super::arguments::Arguments;
 use crate::failure::Failure;
-use crate::objects::{KEYS, Kind, Object, note_file};
+use crate::objects::{self, KEYS, Kind, Object, note_file};
 use crate::printed::Shown;
 
 /// What TLS needs, if it is wanted.
 pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
-    let objects = arguments.object.iter().map(|text| object(text));
-    let objects: Vec<Object> = objects.collect::<Result<_, _>>()?;
+    let mut objects = Vec::new();
+    for text in &arguments.object {
+        if !objects::add_for_image(text)? {
+            objects.push(object(text)?);
+        }
+    }
     let given = [
         arguments.tls_creds.is_some(),
         arguments.tls_certificates.is_some(),

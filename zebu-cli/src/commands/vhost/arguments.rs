@@ -37,6 +37,9 @@ pub struct Arguments {
     /// File to write the process id to
     #[arg(long, value_name = "PATH")]
     pub pid_file: Option<OsString>,
+    /// What an image is named with: secret,... or throttle-group,...
+    #[arg(long, value_name = "OBJDEF")]
+    pub object: Vec<OsString>,
     #[command(flatten)]
     pub image: ImageArguments,
     /// Additional export, opened with the same options

@@ -15,6 +15,7 @@ use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
+use crate::objects;
 use crate::printed::Shown;
 pub use arguments::Arguments;
 use arguments::Wanted;
@@ -30,6 +31,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return crate::output::report(CAPABILITIES);
     }
     serve::refuse_stats(arguments.fork, arguments.stats)?;
+    arguments
+        .object
+        .iter()
+        .try_for_each(|text| objects::add(text))?;
     let wanted = arguments.wanted()?;
     // Before any thread is there.
     let parent = match arguments.fork {
