@@ -32,7 +32,10 @@ impl Throttle {
         let (wait, taken) = self.0.take(is_write, bytes);
         if wait > Duration::ZERO && queue.sleep(wait).await.is_err() {
             // No descriptor is free.
-            let sleep = move || Ok(std::thread::sleep(wait));
+            let sleep = move || {
+                std::thread::sleep(wait);
+                Ok(())
+            };
             connect::on_thread("throttle", sleep).await?;
         }
         taken.keep();
