@@ -430,7 +430,7 @@ fn damage(lab: &Lab, files: &[(&str, Vec<Damage>)], sound: &[u8]) {
     let count = seeds.done();
     println!("{refused} refused");
     assert!(
-        refused > count / 10 || !zebu_testkit::are_usual(),
+        refused > count / 20 || !zebu_testkit::are_usual(),
         "{refused} of {count}"
     );
 }
@@ -569,7 +569,10 @@ fn damaged_descriptors_are_refused_as_by_qemu() {
         let (bytes, doubled) = changed_text(&mut Rng::new(number), &text);
         fs::write(lab.path("x.vmdk"), &bytes).unwrap();
         let what = format!("case {number}: {}", String::from_utf8_lossy(&bytes));
-        if doubled {
+        // QEMU reads no CID that has a blank behind it.
+        let spaced = [" =", "\t="].map(|sign| format!("CID{sign}").into_bytes());
+        let is_spaced = |sign: &Vec<u8>| bytes.windows(sign.len()).any(|window| window == sign);
+        if doubled || spaced.iter().any(is_spaced) {
             lab.zebu(&["info", "-f", "vmdk", "x.vmdk"]).orderly(&what);
             continue;
         }

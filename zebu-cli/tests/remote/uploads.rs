@@ -275,6 +275,8 @@ fn messages_tell_what_became_of_the_object() {
             ..Faults::default()
         });
         let args = ["convert", "-f", "raw", "-O", "raw", "x.raw", name];
+        // Of an earlier case, of which it is not known.
+        let left = store.uploads();
         let before = store.completions();
         let begun = Instant::now();
         let child = start(&lab, variables, &args);
@@ -293,7 +295,7 @@ fn messages_tell_what_became_of_the_object() {
             assert!(is_new, "{what}");
         } else if answer.err.contains("was aborted") {
             assert!(!is_new, "{what}");
-            assert!(store.uploads() == 0 || name.starts_with("az"), "{what}");
+            assert!(store.uploads() <= left || name.starts_with("az"), "{what}");
         } else {
             assert!(answer.err.contains("it is not known whether"), "{what}");
         }
