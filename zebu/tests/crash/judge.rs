@@ -400,10 +400,10 @@ impl Judge<'_> {
             return Ok(());
         }
         let found = self.look(state, expected.becomes.is_some())?;
-        if let Some((_, content)) = filled {
-            if found.model.active != *content {
-                return Err("it has not all of the data, and opens".into());
-            }
+        if let Some((_, content)) = filled
+            && found.model.active != *content
+        {
+            return Err("it has not all of the data, and opens".into());
         }
         expected.compare(&found.model)?;
         expected.compare_bitmaps(&found)?;
