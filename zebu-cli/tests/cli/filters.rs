@@ -164,3 +164,34 @@ fn a_file_is_preallocated_while_it_is_open() {
     lab.qemu_io(&["-c", "read -P 1 0 64k", "x.qcow2"])
         .ok("read");
 }
+
+/// A write of a part of a cluster reads the rest slowly; what clears it meanwhile is not undone.
+#[test]
+fn compress_undoes_no_zeroes_beside_a_write() {
+    let lab = Lab::new();
+    fs::write(lab.path("c7.raw"), vec![7; 1 << 20]).unwrap();
+    lab.zebu(&["create", "-q", "-f", "qcow2", "c.q", "1M"])
+        .ok("create");
+    let image = "driver=compress,file.driver=qcow2,file.file.filename=c.q,file.backing.driver=raw,\
+                 file.backing.file.driver=throttle,file.backing.file.throttle-group=g,\
+                 file.backing.file.file.filename=c7.raw";
+    let mut args = vec![
+        "io",
+        "--object",
+        "throttle-group,id=g,limits.bps-read=65536",
+    ];
+    args.extend(["--image-opts", image]);
+    for command in [
+        // The bucket is empty after it.
+        "read -q 512k 64k",
+        "aio_write -P 1 0 4k",
+        "write -q -z 0 1M",
+        "aio_flush",
+        "flush",
+        "read -q -P 0 4k 60k",
+    ] {
+        args.extend(["-c", command]);
+    }
+    let answer = lab.zebu(&args).ok("io");
+    assert!(!answer.out.contains("failed"), "{answer:?}");
+}

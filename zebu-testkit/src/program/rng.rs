@@ -11,6 +11,7 @@ impl Rng {
     }
 
     /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

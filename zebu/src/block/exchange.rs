@@ -289,7 +289,7 @@ impl Layer {
                 _ => LockRequest::DATA_READ,
             };
             // The file of an image inside of another one is locked for that one.
-            let Some(file) = named_file(&*storage).filter(|_| !storage.is_stacked()) else {
+            let Some(file) = named_file(&*storage).filter(|_| !storage.is_in_image()) else {
                 continue;
             };
             let before = *crate::lock(file.locked());

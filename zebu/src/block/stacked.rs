@@ -25,6 +25,7 @@ impl Stacked {
                 is_device: true,
                 is_remote: true,
                 is_stacked: true,
+                is_in_image: true,
             },
             device,
         }

@@ -1,10 +1,11 @@
 //! `compress`: what is written is stored compressed, in whole clusters.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Filter, FilterDriver, Over};
 use crate::Result;
-use crate::drivers::{Changing, Ranges};
+use crate::drivers::{Changing, Clear, Ranges};
 use crate::storage::{Buffer, Iov, OwnedBuffer, Step};
 
 pub(super) const DRIVER: FilterDriver = FilterDriver {
@@ -20,8 +21,8 @@ pub(super) const DRIVER: FilterDriver = FilterDriver {
     },
 };
 
-/// Clusters of which a part is written are held, so that two requests that each know a part of one
-/// do not write the other's old content.
+/// Clusters of which a part is written are held, so that what another request writes or clears there
+/// meanwhile is not undone with their old content. Other changes share the clusters that they touch.
 #[derive(Debug, Default)]
 struct Compress(Ranges);
 
@@ -83,7 +84,42 @@ impl Compress {
     }
 }
 
+/// The clusters that a range touches.
+fn clusters(over: Over<'_>, range: &Range<u64>) -> Range<u64> {
+    let size = over.below.cluster_size().unwrap_or(1);
+    range.start - range.start % size..range.end.next_multiple_of(size)
+}
+
 impl Filter for Compress {
+    fn write_compressed<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move {
+            let range = offset..offset + iov.len() as u64;
+            let _shared = self.0.share(clusters(over, &range)).await;
+            over.below.write_compressed(over.queue, offset, iov).await
+        })
+    }
+
+    fn write_packed<'a>(
+        &'a self,
+        over: Over<'a>,
+        packed: &'a [(u64, Range<usize>)],
+        data: &'a [u8],
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            let first = packed.iter().map(|(at, _)| *at).min().unwrap_or_default();
+            let last = packed.iter().map(|(at, _)| *at + 1).max().unwrap_or_default();
+            let _shared = self.0.share(clusters(over, &(first..last))).await;
+            over.below.write_packed(over.queue, packed, data).await
+        })
+    }
+
+    fn clear<'a>(&'a self, over: Over<'a>, range: Range<u64>, how: Clear) -> Changing<'a> {
+        Box::pin(async move {
+            let _shared = self.0.share(clusters(over, &range)).await;
+            over.below.clear(over.queue, range, how).await
+        })
+    }
+
     fn write<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         Box::pin(Compress::write(self, over, offset, iov))
     }

@@ -259,7 +259,7 @@ fn common_layer(overlay: &Device, new: Option<&Device>) -> Option<usize> {
 /// Whether two layers are the same image, opened alike.
 fn is_same(a: &Layer, b: &Layer) -> bool {
     // The path of a disk of another image does not tell how that was opened.
-    let found = |file: &dyn Storage| match file.is_stacked() {
+    let found = |file: &dyn Storage| match file.is_in_image() {
         true => None,
         false => identity(file.path()).ok(),
     };

@@ -128,9 +128,12 @@ options! {
         /// Whether another program has the bytes: it gets the request itself ([`OpKind::Discard`],
         /// [`OpKind::ZeroQuickly`]) instead of the operations that a file needs for it.
         pub is_remote: bool,
-        /// Whether it is the disk of an image, or a filter over one: its operations may wait for
-        /// tasks of other queues.
+        /// Whether it is the disk of an image, or a filter: its operations may wait for tasks of other
+        /// queues.
         pub is_stacked: bool,
+        /// Whether it is the disk of an image, or a filter over one: that image locks its file, and records
+        /// itself that a dropped flush has failed.
+        pub is_in_image: bool,
     }
 }
 
@@ -143,6 +146,7 @@ impl Properties {
         is_device: false,
         is_remote: false,
         is_stacked: false,
+        is_in_image: false,
     };
 }
 
@@ -290,6 +294,11 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// [`Properties::is_stacked`].
     fn is_stacked(&self) -> bool {
         self.properties().is_stacked
+    }
+
+    /// [`Properties::is_in_image`].
+    fn is_in_image(&self) -> bool {
+        self.properties().is_in_image
     }
 
     /// [`Properties::is_remote`].

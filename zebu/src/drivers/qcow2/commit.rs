@@ -292,7 +292,7 @@ impl Image {
         // The kernel reports an error only once, so the task is not dropped before
         // the result is known. (An image that this one is in reports it again.)
         let _unbroken = queue.unbroken(file);
-        let fail_on_drop = (!file.is_stacked()).then(|| FailOnDrop(writer));
+        let fail_on_drop = (!file.is_in_image()).then(|| FailOnDrop(writer));
         storage::event(file, storage::Event::FlushToDisk);
         let result = storage::flush(file, queue).await;
         fail_on_drop.into_iter().for_each(FailOnDrop::disarm);

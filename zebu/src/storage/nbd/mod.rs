@@ -65,6 +65,7 @@ impl Nbd {
                 is_device: true,
                 is_remote: true,
                 is_stacked: false,
+                is_in_image: false,
             },
             client: Arc::new(client),
         })
