@@ -477,6 +477,7 @@ mod tests {
             length: 8 * BLOCK,
             has_ranges: true,
             cache_identity: Err("a test"),
+            modified: None,
             first: Box::new(InMemory(Some(vec![1; BLOCK as usize].into()))),
         };
         let reading = Reading {
@@ -488,6 +489,7 @@ mod tests {
         let client = Client::new(runtime::handle().unwrap(), opened, reading);
         let object = Object {
             client: Arc::new(client),
+            opened: None,
             properties: Properties::PLAIN,
             cache_identity: Err("a test"),
         };

@@ -90,8 +90,8 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub struct Object {
     client: Arc<Client>,
-    place: Place,
-    timeout: Duration,
+    /// How it was opened; None: it is in memory.
+    opened: Option<(Place, Duration)>,
     properties: Properties,
     cache_identity: CacheIdentity,
 }
@@ -161,8 +161,7 @@ async fn open(
     };
     Ok(Object {
         client: Arc::new(Client::new(runtime, opened, reading)),
-        place,
-        timeout,
+        opened: Some((place, timeout)),
         properties: Properties {
             path: name,
             is_device: true,
@@ -207,7 +206,7 @@ unsafe impl Storage for Object {
 
     /// By opening it once more, over a new connection.
     fn stamp_by_request(&self) -> Option<io::Result<FileStamp>> {
-        let (place, timeout) = (self.place.clone(), self.timeout);
+        let (place, timeout) = self.opened.clone()?;
         let again = async move { in_time(timeout, attempt(&place, timeout)).await };
         let again = runtime::handle().and_then(|runtime| ended(&runtime, again));
         let opened = match again {
