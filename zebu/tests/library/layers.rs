@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the bottom up. A module may use itself and those before it.
-const LAYERS: [&[&str]; 10] = [
+const LAYERS: [&[&str]; 11] = [
     &[
         "broken",
         "lock",
@@ -22,6 +22,7 @@ const LAYERS: [&[&str]; 10] = [
     &["codec", "nbd", "tls"],
     &["storage"],
     &["drivers"],
+    &["filters"],
     &["protocols"],
     &["block", "qcow2"],
     &["names"],

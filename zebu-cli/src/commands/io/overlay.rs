@@ -142,7 +142,9 @@ mod tests {
     #[test]
     fn names_become_absolute() {
         let absolute = |name| absolute(OsStr::new(name)).into_string().unwrap();
-        assert!(absolute("x:y").ends_with("/x:y") && absolute("x").starts_with('/'));
+        assert!(absolute("x").starts_with('/') && absolute("./x:y").ends_with("/x:y"));
+        // As the name of a protocol, which is refused if there is none.
+        assert_eq!(absolute("blkdebug::x"), "blkdebug::x");
         assert_eq!(absolute("json:{}"), "json:{}");
         assert_eq!(absolute("/a/b"), "/a/b");
         assert_eq!(absolute("https://h/x"), "https://h/x");
