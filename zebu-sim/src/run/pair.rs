@@ -275,6 +275,13 @@ impl Seen {
             // What a program has finished stays, unless it is replaced later.
             let is_free =
                 !self.ok[other] || deeds[other].only_looks() || self.locked[p] > self.ended[other];
+            // What was written in part before the other program wrote, and a file that was made after its
+            // name was removed, and not locked yet.
+            let is_write = |deed: Deed| matches!(deed, Deed::Write(..));
+            let is_below =
+                is_write(deeds[p]) && is_write(deeds[other]) && self.locked[p] < self.locked[other];
+            let is_made = deeds[p].makes() && deeds[other].is_foreign() && found[0] == View::Empty;
+            let is_free = is_free || is_below || is_made;
             self.stopped[p] && is_free && self.is_left_by(p, deeds, references, found)
         })
     }
