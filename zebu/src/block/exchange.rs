@@ -1,7 +1,7 @@
 //! Exchanging images of a device's chain.
 //!
-//! Each exchange prepares what it needs, and then changes the list of images in one step without an
-//! await. So a future that is dropped, or an error, leaves either the old chain or the new one.
+//! Each exchange changes the list of images in one step without an await. So a future that is dropped, or
+//! an error, leaves either the old chain or the new one; in the new one the old top image may not rest yet.
 //!
 //! An image that others are put on *rests*: everything in it is durable, its writer has ended, and its
 //! file is locked like a backing file's. It is woken before it is written again.

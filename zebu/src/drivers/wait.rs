@@ -72,7 +72,7 @@ struct RangesState {
     waiting: Vec<(Range<u64>, Waker)>,
 }
 
-/// Who else may hold a range.
+/// Whether other requests may hold a range, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
     Alone,
