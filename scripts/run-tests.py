@@ -3,7 +3,7 @@
 
 Runs the test binaries of the workspace, several at once. BUILD is the file into which
 `cargo test --workspace --no-run --message-format=json-render-diagnostics` writes, perhaps still: the
-longest binary starts as soon as it is built, the others at the end of the build.
+longest binary starts as soon as it and the program are built, the others at the end of the build.
 
 `cargo test` runs one binary after another, and most tests wait for other programs. The output of a
 binary is printed when it has ended. Arguments are passed on to each binary. The tests `breaks` of
@@ -55,6 +55,12 @@ def built(message):
         yield name, message["executable"], folder, sys.argv[2:]
         if name == "crash":
             yield "breaks", message["executable"], folder, ["breaks", "--ignored", "--nocapture"]
+
+
+def is_program(message):
+    """Whether `zebu` itself, which the tests run, has been built."""
+    return bool(message.get("executable")) and message["target"]["kind"] == ["bin"] and \
+        message["target"]["name"] == "zebu" and not message["profile"]["test"]
 
 
 # The processes that run.
@@ -122,15 +128,22 @@ def main():
     failed = []
     with ThreadPoolExecutor(max_workers=CORES) as workers:
         running, waiting = [], []
+        first, program = None, False
         for message in messages(sys.argv[1]):
             if not message.get("success", True):
                 end_all()
                 sys.exit("the build has failed")
+            program = program or is_program(message)
             for binary in built(message):
                 if binary[0] == FIRST[0]:
-                    running.append(workers.submit(run, binary))
+                    first = binary
                 else:
                     waiting.append(binary)
+            # cargo may link tests before the program that they run.
+            if first and program:
+                running.append(workers.submit(run, first))
+                first = None
+        waiting += [first] if first else []
         place = {name: n for n, name in enumerate(FIRST)}
         waiting.sort(key=lambda binary: place.get(binary[0], len(FIRST)))
         running += [workers.submit(run, binary) for binary in waiting]
