@@ -17,6 +17,8 @@ mod bochs;
 mod cache;
 mod check;
 mod cloop;
+#[allow(dead_code)]
+mod commits;
 mod create;
 mod dmg;
 mod epoch;
@@ -39,6 +41,8 @@ mod registry;
 mod sectors;
 mod sync;
 mod table;
+#[allow(dead_code)]
+mod tail;
 mod vdi;
 mod vhdx;
 pub(crate) mod vmdk;
@@ -57,6 +61,8 @@ use crate::{Error, Result};
 pub use any::AnyImage;
 pub use below::{Below, Changing, Clear, Context};
 pub use check::CheckReport;
+#[allow(unused_imports)]
+use commits::{Commits, Committed};
 pub(crate) use create::{
     BlockLayout, Linear, Making, NewBlocks, Report, begin_file, check_inside, make_valid,
     random_uuid, refuse_empty, seconds_since, too_large, write_table,
@@ -76,6 +82,8 @@ pub use preallocate::Preallocation;
 pub use raw::Raw;
 pub(crate) use registry::READ_ONLY_FORMATS;
 pub use registry::is_format;
+#[allow(unused_imports)]
+use tail::Tail;
 pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
 
