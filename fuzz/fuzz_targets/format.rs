@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
-use zebu::internal::format::{BitmapTableEntry, Geometry, Header, HostOffset, L1Entry, L2Entry, LuksHeader, RefcountBlock, RefcountTableEntry, SubclusterKind};
+use zebu::internal::structures::{BitmapTableEntry, Geometry, Header, HostOffset, L1Entry, L2Entry, LuksHeader, RefcountBlock, RefcountTableEntry, SubclusterKind};
 use zebu::qcow2::{BitmapEntry, Snapshot};
 use zebu_fuzz::hostile_images::{Rng, build, mutate_once};
 

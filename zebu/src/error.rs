@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::format::FormatError;
+use crate::drivers::qcow2::structures::FormatError;
 use crate::printable;
 
 /// A result with an [`enum@Error`].

@@ -34,9 +34,10 @@ pub mod engine {
     pub use crate::storage::engine::*;
 }
 
-/// Structures on the disk as pure values.
-pub mod format {
-    pub use crate::format::*;
+/// Structures of qcow2 on the disk as pure values.
+pub mod structures {
+    pub use crate::drivers::qcow2::structures::*;
+    pub use crate::offset::{GuestOffset, HostOffset};
 }
 
 /// Names of files, which a simulation replaces.

@@ -72,14 +72,15 @@ mod codec;
 mod drivers;
 mod error;
 mod filters;
-mod format;
 #[doc(hidden)]
 pub mod internal;
 pub mod jobs;
 pub mod names;
 #[cfg(feature = "nbd")]
 mod nbd;
+mod offset;
 mod printable;
+mod progress;
 mod protocols;
 pub mod qcow2;
 mod spelling;

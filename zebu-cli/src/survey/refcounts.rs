@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zebu::Result;
-use zebu::internal::format::{Geometry, RefcountBlock, RefcountTableEntry};
+use zebu::internal::structures::{Geometry, RefcountBlock, RefcountTableEntry};
 use zebu::qcow2::Image;
 use zebu::storage::{self, Queue, Storage};
 

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use zebu::block::{Device, FileSpec, OpenOptions, Policy, Zeroing};
-use zebu::internal::format::{Geometry, Header, L1Entry, RefcountTableEntry};
+use zebu::internal::structures::{Geometry, Header, L1Entry, RefcountTableEntry};
 use zebu::jobs::{
     self, CheckReport, CompareOptions, Comparison, CompressOptions, ConvertOptions, CreateQcow2,
     ExportFormat, ImageStream, RepairMode, StreamOptions, Target,

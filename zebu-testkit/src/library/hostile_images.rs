@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Policy};
 use zebu::internal::codec::{self, Compressor};
-use zebu::internal::format::{
+use zebu::internal::structures::{
     BITMAP_TYPE_DIRTY_TRACKING, BitmapsExtension, CryptoExtension, Extension, Geometry, Header,
     HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
 };

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::Device;
+use crate::drivers::qcow2::structures::{MAX_BITMAP_GRANULARITY_BITS, MIN_BITMAP_GRANULARITY_BITS};
 use crate::drivers::qcow2::{BitmapChange, Bits, Image};
-use crate::format::{MAX_BITMAP_GRANULARITY_BITS, MIN_BITMAP_GRANULARITY_BITS};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -297,7 +297,7 @@ mod tests {
     //! itself is changed.
     use super::*;
     use crate::OpenOptions;
-    use crate::format::EXTENSION_BITMAPS;
+    use crate::drivers::qcow2::structures::EXTENSION_BITMAPS;
     use crate::jobs::{CreateQcow2, create_qcow2};
     use crate::storage::{self, Memory, QueueOptions};
 

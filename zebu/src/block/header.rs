@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::device::Device;
 use super::read::over;
+use crate::drivers::qcow2::structures::Header;
 use crate::drivers::qcow2::{Image, SharedImage, check_recorded};
-use crate::format::Header;
 use crate::storage::Queue;
 use crate::{Error, Result};
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::Result;
 use crate::codec::{Inflater, Stream};
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.

@@ -17,7 +17,7 @@ use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
     StorageId, check_limit, disk_size, refused,
 };
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 

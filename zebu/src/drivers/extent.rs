@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::codec::{CodecError, Inflater};
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 
 /// One of an image's storages: its file, or another file that the image names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

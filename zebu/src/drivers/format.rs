@@ -12,7 +12,7 @@ use crate::{Error, Result};
 pub struct Driver {
     /// The name that `-f` takes.
     pub name: &'static str,
-    /// Whether a file is of this format, by its first [`PROBED_BYTES`](crate::format::PROBED_BYTES)
+    /// Whether a file is of this format, by its first [`PROBED_BYTES`](crate::drivers::signature::PROBED_BYTES)
     /// (zeroes beyond its end). None: this driver takes what no other one recognizes.
     pub probe: Option<fn(&[u8]) -> bool>,
     /// Whether images can be opened for writing.

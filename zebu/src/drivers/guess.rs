@@ -7,7 +7,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 use super::{Format, Pass, Raw, vmdk};
-use crate::format::{
+use crate::drivers::signature::{
     Foreign, INNER, PROBED_BYTES, TAIL_BYTES, Tail, foreign, foreign_format, foreign_inside,
 };
 use crate::storage::{self, Iov, Queue, Storage};

@@ -4,7 +4,7 @@
 use super::pieces::{Pieces, Table};
 use super::{Extent, Mapping};
 use crate::Result;
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::Queue;
 
 /// What the entries of an image mean.

@@ -39,6 +39,7 @@ mod qed;
 pub(crate) mod raw;
 mod registry;
 mod sectors;
+pub(crate) mod signature;
 mod sync;
 mod table;
 #[allow(dead_code)]
@@ -54,7 +55,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{Iov, Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -64,8 +65,8 @@ pub use check::CheckReport;
 #[allow(unused_imports)]
 use commits::{Commits, Committed};
 pub(crate) use create::{
-    BlockLayout, Linear, Making, NewBlocks, Report, begin_file, check_inside, make_valid,
-    random_uuid, refuse_empty, seconds_since, too_large, write_table,
+    BlockLayout, Linear, Making, NewBlocks, begin_file, check_inside, make_valid, random_uuid,
+    refuse_empty, seconds_since, too_large, write_table,
 };
 pub use create::{CreateValue, CreateValues, Filling, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub(crate) use epoch::{Epochs, Stay};

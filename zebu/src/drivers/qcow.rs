@@ -14,7 +14,7 @@ use super::{
     OpenRequest, StorageId, disk_size, past_end, refused,
 };
 use crate::codec::{Compression, Inflater, Stream};
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 

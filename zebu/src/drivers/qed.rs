@@ -11,7 +11,7 @@ use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Limits,
     Mapping, OpenRequest, check_limit, disk_size, refused,
 };
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 

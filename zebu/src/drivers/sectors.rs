@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::pieces::{PIECE, Pieces};
 use super::{Extent, Mapping};
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 

@@ -3,14 +3,13 @@
 //! The content of the upper images is durable in the lower one before anything is removed from
 //! them.
 
-use super::amend::header::read_header;
-use super::amend::refcounts::used_end;
-use super::progress::{IntoControlFlow, Progress};
 use super::snapshots::refuse_change_behind;
 use super::target::Target;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::amend::{read_header, used_end};
+use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::{self, EngineKind, Queue};
 use crate::{Error, Result};
 

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::chunks::{At, Chunks};
-use super::progress::{IntoControlFlow, Progress};
 use super::workers::{self, Cursor};
 use super::zero::is_zero;
 use crate::Error;
 use crate::block::{Device, DirtyBits, Status};
+use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::{EngineKind, Iov, PoolBuffer, Queue};
 
 /// Bytes that a worker compares at a time.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::Target;
-use super::progress::{IntoControlFlow, Progress, Reporter};
 use crate::block::{Device, OpenOptions, Preallocation, Storages};
 use crate::drivers::qcow2::create as qcow2;
 use crate::drivers::raw::create as raw;
 use crate::drivers::{Filling, Format, ImagePlan, Making, NewImage, begin_file};
+use crate::progress::{IntoControlFlow, Progress, Reporter};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 

@@ -1,10 +1,10 @@
 //! How large a file an image would need.
 
-use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use super::{CreateQcow2, Preallocation};
 use crate::block::Device;
 use crate::drivers::qcow2::Image;
-use crate::format::{MAX_L1_BYTES, RefcountSpace};
+use crate::drivers::qcow2::structures::{MAX_L1_BYTES, RefcountSpace};
+use crate::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

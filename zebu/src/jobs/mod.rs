@@ -40,7 +40,6 @@ mod measure;
 pub(crate) mod new_image;
 mod open;
 mod packing;
-mod progress;
 mod rate_limiter;
 mod rebase;
 mod sequencer;
@@ -54,7 +53,6 @@ mod zero;
 
 pub use crate::codec::StreamCompression;
 pub use amend::{AmendOptions, amend};
-pub use check::{CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_image};
 pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare, differences};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, convert};
@@ -65,7 +63,6 @@ pub use create::{
 pub use export::{ExportFormat, StreamSink, convert_to_stream, measure_stream};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
-pub use progress::{IntoControlFlow, Progress};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
 pub use stream::{ImageStream, Spill, StreamOptions, convert_stream, unpacked};
 pub use target::Target;
@@ -74,4 +71,9 @@ pub use unchanged::Unchanged;
 pub use workers::MAX_WORKERS;
 
 pub use crate::block::Preallocation;
+pub use crate::drivers::CheckReport;
+pub use crate::drivers::qcow2::check::{
+    CheckMessage, RepairMode, Use, check, repair, repair_image,
+};
 pub use crate::drivers::{CreateValue, CreateValues, Filling, ImagePlan, NewImage, PlanRequest};
+pub use crate::progress::{IntoControlFlow, Progress};

@@ -1,7 +1,7 @@
 //! Opening a device whose image may have to be repaired first.
 
-use super::check::{CheckMessage, RepairMode, repair};
 use crate::block::{Device, ImageSpec, OpenOptions};
+use crate::drivers::qcow2::check::{CheckMessage, RepairMode, repair};
 use crate::names::Source;
 use crate::storage::Queue;
 use crate::{Error, Result};

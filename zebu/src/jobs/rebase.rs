@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use super::chunks::{At, Chunks};
 use super::create::NewBacking;
-use super::progress::{IntoControlFlow, Progress};
 use super::snapshots::refuse_change_behind;
 use super::workers;
 use super::zero::is_zero;
 use crate::block::{Device, FileSpec, ImageSpec, Layer, OpenOptions, Policy, Status, Zeroing};
 use crate::names::Source;
+use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::{Buffer, EngineKind, Queue, Storage};
 use crate::{Error, Result};
 

@@ -6,7 +6,7 @@
 use crate::block::Layer;
 use crate::drivers::Mapping;
 use crate::drivers::qcow2::Image;
-use crate::format::Snapshot;
+use crate::drivers::qcow2::structures::Snapshot;
 use crate::storage::Queue;
 use crate::{Error, Result, printable};
 

@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::chunks::{At, Chunks};
-use super::progress::{IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers;
 use crate::Error;
 use crate::block::{Device, Status};
+use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::{EngineKind, Queue};
 
 /// Bytes that a worker handles at a time, unless clusters are larger.

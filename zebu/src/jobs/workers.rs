@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 
-use super::progress::{Progress, cancelled_error};
+use crate::progress::{Progress, cancelled_error};
 use crate::storage::{EngineKind, Queue, QueueOptions, is_simulated, yield_once};
 
 /// How often progress is reported.

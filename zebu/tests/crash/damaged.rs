@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Preallocation, Zeroing};
-use zebu::internal::format::Header;
+use zebu::internal::structures::Header;
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue};

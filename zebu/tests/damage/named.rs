@@ -1,7 +1,7 @@
 //! Regression tests: damage that once caused a loss of data.
 
 use zebu::block::{Device, Format, OpenOptions};
-use zebu::internal::format::INCOMPATIBLE_CORRUPT;
+use zebu::internal::structures::INCOMPATIBLE_CORRUPT;
 use zebu::jobs::{
     self, AmendOptions, ConvertOptions, CreateQcow2, NewBacking, NewDataFile, Preallocation,
     RepairMode, Target,

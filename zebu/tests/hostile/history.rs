@@ -16,7 +16,7 @@ use crate::sound::{
 };
 use zebu::Limits;
 use zebu::block::{Device, OpenOptions, Policy};
-use zebu::internal::format::{COPIED, INCOMPATIBLE_DATA_FILE};
+use zebu::internal::structures::{COPIED, INCOMPATIBLE_DATA_FILE};
 use zebu::jobs;
 use zebu::qcow2::{Snapshot, SnapshotName};
 use zebu::storage::Storage;

@@ -22,7 +22,7 @@ use crate::sound::{
 use zebu::Result;
 use zebu::block::{Device, OpenOptions, Policy};
 use zebu::internal::OpenImage;
-use zebu::internal::format::{
+use zebu::internal::structures::{
     BITMAP_TYPE_DIRTY_TRACKING, BitmapsExtension, COMPRESSED, COPIED, Extension, Header,
     INCOMPATIBLE_DATA_FILE,
 };

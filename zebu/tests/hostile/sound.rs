@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use zebu::internal::format::{COPIED, Header};
+use zebu::internal::structures::{COPIED, Header};
 use zebu::storage::Memory;
 
 pub const CLUSTER: u64 = 4096;

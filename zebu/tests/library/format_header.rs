@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
-use zebu::internal::format::{
+use zebu::internal::structures::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, BitmapsExtension, CryptMethod, CryptoExtension,
     EXTENSION_BITMAPS, EXTENSION_FEATURE_NAMES, Extension, FeatureKind, FeatureNames, Geometry,
     Header, INCOMPATIBLE_DATA_FILE, L1Entry, check_table,

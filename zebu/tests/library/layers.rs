@@ -7,18 +7,22 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// A part of a driver that is a layer of its own, far below it: pure values.
+const STRUCTURES: &str = "drivers/qcow2/structures";
+
 /// From the bottom up. A module may use itself and those before it.
 const LAYERS: [&[&str]; 11] = [
     &[
         "broken",
         "lock",
+        "offset",
         "options",
         "printable",
         "spelling",
         "statistics",
     ],
-    &["format"],
-    &["error"],
+    &["structures"],
+    &["error", "progress"],
     &["codec", "nbd", "tls"],
     &["storage"],
     &["drivers"],
@@ -94,7 +98,10 @@ fn no_layer_uses_one_above_it() {
     let mut wrong = Vec::new();
     for path in paths {
         let inside = path.strip_prefix(&root).unwrap();
-        let module = inside.iter().next().unwrap().to_str().unwrap();
+        let module = match inside.starts_with(STRUCTURES) {
+            true => "structures",
+            false => inside.iter().next().unwrap().to_str().unwrap(),
+        };
         let module = module.trim_end_matches(".rs");
         if ["lib", "internal"].contains(&module) || inside.ends_with("tests.rs") {
             continue;
@@ -106,6 +113,7 @@ fn no_layer_uses_one_above_it() {
             .lines()
             .filter(|line| !line.trim_start().starts_with("//"));
         let code: String = lines.flat_map(|line| [line, "\n"]).collect();
+        let code = code.replace(&STRUCTURES.replace('/', "::"), "structures");
         for name in named(&code) {
             let name = exports.get(name).copied().unwrap_or(name);
             if name != module

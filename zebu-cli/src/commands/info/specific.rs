@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::block::{BitmapInfo, Device, Layer, StorageId, Vmdk, VmdkExtent};
-use zebu::internal::format::{LuksHeader, LuksSlot};
+use zebu::internal::structures::{LuksHeader, LuksSlot};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
 

@@ -2,31 +2,11 @@
 
 use crate::Result;
 use crate::drivers::Preallocation;
+use crate::progress::Report;
 use crate::storage::{self, Queue, Storage};
 
 /// Bytes of zeroes that are written between two reports of progress.
 const ZEROES: u64 = 64 << 20;
-
-/// The work of a job that runs on one queue.
-pub(crate) trait Report {
-    /// There is so much more to do.
-    fn plan(&self, work: u64);
-
-    /// So much more is done; 0 only looks whether to go on.
-    ///
-    /// # Errors
-    /// `ECANCELED` if the callback breaks before all is done.
-    fn add(&self, work: u64) -> std::io::Result<()>;
-}
-
-/// Nobody looks at the progress.
-impl Report for () {
-    fn plan(&self, _work: u64) {}
-
-    fn add(&self, _work: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// How a new file is written.
 #[derive(Clone, Copy)]

@@ -40,7 +40,7 @@ use std::sync::Arc;
 pub(crate) use blocks::{BlockLayout, NewBlocks};
 pub(crate) use identity::{random_uuid, seconds_since};
 pub(crate) use linear::Linear;
-pub(crate) use making::{Making, Report, begin_file};
+pub(crate) use making::{Making, begin_file};
 pub(crate) use table::write_table;
 pub use values::{CreateValue, CreateValues};
 

@@ -7,7 +7,7 @@ use super::Image;
 use super::frees::Freed;
 use super::refcounts::{Load, Missing, Run, Taken};
 use super::writer::Writer;
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -26,8 +26,9 @@ use super::table::Slice;
 use super::target::{Fill, Step};
 use super::writer::Announced;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::structures::{ClusterKind, L1Entry, L2Entry};
 use crate::drivers::{Held, Stay};
-use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
+use crate::offset::{GuestOffset, HostOffset};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -24,7 +24,7 @@ use super::refcounts::Writing as RefcountWriting;
 use super::table::Slice;
 use super::writer::{FailOnDrop, Writer};
 use crate::broken::{Rule, is_broken};
-use crate::format::GuestOffset;
+use crate::offset::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 use crate::{Error, Result};
 

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use super::Image;
 use super::frees::Freed;
 use crate::Result;
-use crate::format::{ClusterKind, Geometry, HostOffset, L1Entry, L2Entry};
+use crate::drivers::qcow2::structures::{ClusterKind, Geometry, L1Entry, L2Entry};
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 
 /// A zero cluster, and where it has a host cluster.

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Image, OpenImage, SharedImage, create};
+use crate::drivers::qcow2::structures::{Header, MAGIC};
 use crate::drivers::{
     AnyImage, BackingName, BoxFuture, Changing, Clear, CompressedData, Context, Driver, Epochs,
     Extent, Format, FormatImage, Holes, OpenRequest, Preallocation, Purpose, StorageId,
 };
-use crate::format::{Header, HostOffset, MAGIC};
+use crate::offset::HostOffset;
 use crate::storage::{Counted, Iov, LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
 

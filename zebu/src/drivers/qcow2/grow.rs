@@ -6,7 +6,7 @@
 
 use super::Image;
 use crate::broken::{Rule, is_broken};
-use crate::format::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountSpace};
+use crate::drivers::qcow2::structures::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountSpace};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -5,7 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::{Image, SharedImage};
 use crate::broken::{Rule, is_broken};
-use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
+use crate::drivers::qcow2::structures::{
+    FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME,
+};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

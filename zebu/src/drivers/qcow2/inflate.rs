@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::Image;
 use crate::Result;
 use crate::codec::{Compression, Inflater, Stream};
+use crate::drivers::qcow2::structures::{self, CompressedCluster, Header};
 use crate::drivers::{CompressedData, inflate};
-use crate::format::{self, CompressedCluster, Header};
 use crate::storage::Queue;
 
 fn compression(header: &Header) -> Compression {
     match header.compression {
-        format::Compression::Zlib => Compression::Zlib,
-        format::Compression::Zstd => Compression::Zstd,
+        structures::Compression::Zlib => Compression::Zlib,
+        structures::Compression::Zstd => Compression::Zstd,
     }
 }
 

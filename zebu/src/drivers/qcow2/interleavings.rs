@@ -15,8 +15,9 @@ use shuttle::thread;
 
 use super::dirty::Dirty;
 use super::table::Slice;
+use crate::drivers::qcow2::structures::{Geometry, Header, L2Entry};
 use crate::drivers::{Epochs, Gate, Ranges};
-use crate::format::{Geometry, Header, HostOffset, L2Entry};
+use crate::offset::HostOffset;
 
 /// Runs a test under 10 000 schedules, or as many as are wanted.
 fn check(test: impl Fn() + Send + Sync + 'static) {

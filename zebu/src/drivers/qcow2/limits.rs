@@ -1,8 +1,8 @@
 //! The limits of an untrusted qcow2 image.
 
 use crate::Result;
+use crate::drivers::qcow2::structures::{Header, Snapshot};
 use crate::drivers::{Limits, check_limit};
-use crate::format::{Header, Snapshot};
 
 impl Limits {
     /// Refuses a header beyond the limits. `file_len` is the length of the file.

@@ -1,7 +1,9 @@
 //! The header of LUKS encryption.
 
 use super::Image;
-use crate::format::{CryptMethod, FormatError, LUKS_HEADER_BYTES, LuksError, LuksHeader};
+use crate::drivers::qcow2::structures::{
+    CryptMethod, FormatError, LUKS_HEADER_BYTES, LuksError, LuksHeader,
+};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::Image;
 use super::table::Slice;
+use crate::drivers::qcow2::structures::SubclusterKind;
 use crate::drivers::{Extent, LOOKUP_WORK, Mapping, StorageId};
-use crate::format::{GuestOffset, HostOffset, SubclusterKind};
+use crate::offset::{GuestOffset, HostOffset};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -1,8 +1,10 @@
 //! qcow2 images: mapping, caches, allocation, and the order in which changes reach the disk.
 
 mod allocate;
+pub(crate) mod amend;
 mod bitmaps;
 mod change;
+pub(crate) mod check;
 mod commit;
 pub(crate) mod create;
 mod dirty;
@@ -28,6 +30,7 @@ mod shared;
 mod snapshot;
 mod snapshots;
 mod space;
+pub(crate) mod structures;
 mod table;
 mod target;
 mod writer;
@@ -37,8 +40,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::drivers::cache::Cache;
+use crate::drivers::qcow2::structures::{Geometry, Header, Snapshot};
 use crate::drivers::{CompressedData, spend};
-use crate::format::{Geometry, Header, Snapshot};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::table::L1Table;
 use super::{CacheOptions, Image, Limits, SnapshotName};
 use crate::drivers::cache::Cache;
-use crate::format::{
+use crate::drivers::qcow2::structures::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
     Snapshot, check_table,
 };

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::Image;
 use super::writer::Writer;
-use crate::format::{ClusterKind, HostOffset, L2Entry};
+use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

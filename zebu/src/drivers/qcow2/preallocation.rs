@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::Image;
 use crate::Result;
-use crate::format::{RefcountBlock, RefcountTableEntry};
+use crate::drivers::qcow2::structures::{RefcountBlock, RefcountTableEntry};
 use crate::storage::{self, Queue};
 
 /// What is known already.

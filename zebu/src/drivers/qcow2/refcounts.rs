@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
 use super::protect::Protected;
-use crate::format::{Geometry, HostOffset, RefcountBlock, RefcountTableEntry};
+use crate::drivers::qcow2::structures::{Geometry, RefcountBlock, RefcountTableEntry};
+use crate::offset::HostOffset;
 use crate::{Error, Result};
 
 /// Bytes of clean refcount blocks kept in memory, and at least [`MIN_KEPT`]
@@ -768,7 +769,7 @@ fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usiz
 mod tests {
     //! Guards against a new refcount block whose space is not allocated.
     use super::*;
-    use crate::format::Header;
+    use crate::drivers::qcow2::structures::Header;
 
     #[test]
     fn a_block_that_two_requests_prepare_is_used_once() {

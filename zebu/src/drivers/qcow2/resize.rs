@@ -3,7 +3,8 @@
 
 use super::Image;
 use crate::broken::{Rule, is_broken};
-use crate::format::{Header, HostOffset, L1Entry, L2Entry};
+use crate::drivers::qcow2::structures::{Header, L1Entry, L2Entry};
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -1,6 +1,6 @@
 //! Names of internal snapshots.
 
-use crate::format::Snapshot;
+use crate::drivers::qcow2::structures::Snapshot;
 
 /// How a user names an internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::io;
 use crate::drivers::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::drivers::sync::hint;
 
-use crate::format::{Geometry, L1Entry, L2Entry};
+use crate::drivers::qcow2::structures::{Geometry, L1Entry, L2Entry};
 use crate::storage;
 
 /// The active L1 table, or that of a snapshot.

@@ -5,7 +5,8 @@
 
 use super::Image;
 use super::table::Slice;
-use crate::format::{ClusterKind, Geometry, GuestOffset, HostOffset, L2Entry};
+use crate::drivers::qcow2::structures::{ClusterKind, Geometry, L2Entry};
+use crate::offset::{GuestOffset, HostOffset};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

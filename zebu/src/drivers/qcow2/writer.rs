@@ -13,11 +13,12 @@ use super::protect::{BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
-use crate::drivers::{Epochs, Gate, Ranges, Stay, inflate};
-use crate::format::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header, HostOffset,
+use crate::drivers::qcow2::structures::{
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header,
     INCOMPATIBLE_CORRUPT, L1Entry, L2Entry, Replacement,
 };
+use crate::drivers::{Epochs, Gate, Ranges, Stay, inflate};
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

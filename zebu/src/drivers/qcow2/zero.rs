@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::Image;
 use super::table::Slice;
 use crate::Result;
-use crate::format::{ClusterKind, HostOffset, L2Entry};
+use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 
 impl Image {

@@ -11,7 +11,7 @@ use super::{
     AnyImage, Changing, Clear, Context, CreateOption, Driver, Extent, Format, FormatImage, Gate,
     Holes, Mapping, OpenRequest, Preallocation, StorageId,
 };
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Event, Iov, LockRequest, Queue, Storage};
 use crate::{Error, Result};
 

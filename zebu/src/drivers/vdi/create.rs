@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::{BLOCK, DYNAMIC, HEADER_BYTES, Header, SECTOR, SIGNATURE, STATIC, VERSION, check_size};
 use crate::Result;
+use crate::drivers::qcow2::structures::INCOMPLETE_VERSION;
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, ImagePlan, Linear, NewBlocks, NewImage, OptionKind,
     PlanRequest, make_valid, random_uuid, write_table,
 };
-use crate::format::INCOMPLETE_VERSION;
 use crate::storage::{self, Iov, Queue, Storage};
 
 /// In the order in which they are shown.

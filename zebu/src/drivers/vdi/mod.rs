@@ -15,7 +15,7 @@ use super::{
     OpenRequest, StorageId, refused,
 };
 use crate::Result;
-use crate::format::FormatError;
+use crate::drivers::qcow2::structures::FormatError;
 use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.

@@ -7,7 +7,7 @@ use super::tables::{PIECE, Piece};
 use super::{MIB, Vhdx};
 use crate::drivers::sectors::MAX_RUN;
 use crate::drivers::{Extent, Mapping};
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::Queue;
 use crate::{Error, Result};
 

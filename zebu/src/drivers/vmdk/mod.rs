@@ -23,7 +23,7 @@ use super::{
     Holes, Mapping, StorageId, inflate, past_end, spend,
 };
 use crate::codec::{Inflater, Stream};
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 use descriptor::Identity;

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::header::{HOSTED_MAGIC, MARKERS, SECTOR, ZERO_GRAINS};
+use crate::drivers::qcow2::structures::INCOMPLETE_VERSION;
 use crate::drivers::{BlockLayout, Linear, NewBlocks, make_valid, write_table};
-use crate::format::INCOMPLETE_VERSION;
 use crate::storage::{self, Iov, Queue, Storage, is_zero};
 use crate::{Error, Result};
 

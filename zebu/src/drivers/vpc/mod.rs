@@ -18,7 +18,7 @@ use super::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, Mapping,
     OpenRequest, StorageId, VhdSize, refused,
 };
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 

@@ -21,11 +21,11 @@ pub(super) use output::Output;
 
 use super::chunks::Chunks;
 use super::packing::Packing;
-use super::progress::{IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers;
 use crate::block::{BitmapInfo, Device, DirtyBits};
+use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::EngineKind;
 use crate::{Result, lock};
 

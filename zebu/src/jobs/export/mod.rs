@@ -21,14 +21,14 @@ pub use stream::OutStream;
 use super::convert::{self, ConvertError, ConvertEvent, ConvertOptions};
 use super::create::CreateQcow2;
 use super::packing::Packing;
-use super::progress::{IntoControlFlow, Progress};
 use super::target::Target;
 use super::workers;
 use crate::block::Device;
 use crate::codec;
 use crate::drivers::CreateValues;
+use crate::drivers::qcow2::structures::Compression;
 use crate::drivers::vmdk::stream::StreamStart;
-use crate::format::Compression;
+use crate::progress::{IntoControlFlow, Progress};
 use crate::{Error, Result};
 
 /// The format of a stream that is written.

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use super::pipe::Pipe;
 use crate::block::Device;
-use crate::format::{
-    Geometry, Header, HostOffset, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
+use crate::drivers::qcow2::structures::{
+    Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
 };
 use crate::jobs::convert::ConvertError;
 use crate::jobs::measure::{Qcow2Target, refcount_space};
 use crate::jobs::packing::Packing;
 use crate::jobs::{CreateQcow2, Preallocation};
+use crate::offset::HostOffset;
 use crate::storage::Queue;
 use crate::{Error, Result};
 

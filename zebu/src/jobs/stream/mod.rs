@@ -25,11 +25,11 @@ use work::Job;
 use super::channel::Channel;
 use super::convert::{ConvertError, ConvertEvent, ConvertOptions, Output};
 use super::packing::Packing;
-use super::progress::IntoControlFlow;
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers::{self, Cursor};
 use crate::block::{Device, Preallocation};
+use crate::progress::IntoControlFlow;
 use crate::storage::{self, EngineKind};
 use crate::{Error, Result, lock};
 
@@ -144,7 +144,7 @@ pub fn convert_stream<G: IntoControlFlow>(
     ran.map_err(ConvertError::Engine)?;
     // The thread ends before the last worker does, unless all were stopped.
     let Some(ended) = lock(&ended).take() else {
-        return Err(ConvertError::Engine(super::progress::cancelled_error()));
+        return Err(ConvertError::Engine(crate::progress::cancelled_error()));
     };
     let size = ended?;
     let _ = reading.join();

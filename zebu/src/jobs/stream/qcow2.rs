@@ -19,7 +19,7 @@ use crate::block::Policy;
 use crate::codec::{self, Inflater, Stream};
 use crate::drivers::BackingName;
 use crate::drivers::qcow2::OpenImage;
-use crate::format::{
+use crate::drivers::qcow2::structures::{
     CompressedCluster, Compression, Geometry, Header, L1Entry, L2Entry, RefcountTableEntry,
     SubclusterKind,
 };

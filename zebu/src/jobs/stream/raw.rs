@@ -4,8 +4,8 @@ use super::Reader;
 use super::block::Block;
 use super::piece::{Fault, Sink};
 use crate::Error;
+use crate::drivers::signature::{INNER, PROBED_BYTES, TAIL_BYTES};
 use crate::drivers::{check_inner, check_tail, is_partitioned};
-use crate::format::{INNER, PROBED_BYTES, TAIL_BYTES};
 
 /// Reads a raw image, whose size is known when it has ended.
 pub struct RawReader {

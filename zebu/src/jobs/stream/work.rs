@@ -7,13 +7,13 @@ use super::block::BLOCK;
 use super::piece::{Clusters, Content, Piece};
 use crate::block::Device;
 use crate::drivers::CompressedData;
-use crate::format::HostOffset;
 use crate::jobs::channel::Channel;
 use crate::jobs::convert::{self, ConvertError, Output, Part};
 use crate::jobs::rate_limiter::RateLimiter;
 use crate::jobs::sequencer::Ticket;
 use crate::jobs::workers::{self, Cursor};
 use crate::lock;
+use crate::offset::HostOffset;
 use crate::storage::{Buffer, PoolBuffer, Queue};
 
 /// What the workers share.

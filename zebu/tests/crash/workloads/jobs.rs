@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions, Preallocation};
 use zebu::internal::Mapping;
-use zebu::internal::format::Header;
+use zebu::internal::structures::Header;
 use zebu::jobs::{
     self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
     NewDataFile, RebaseOptions, Target, begin_image, create_qcow2,

@@ -4,7 +4,7 @@ use super::{Bitmaps, Directory};
 use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
-use crate::format::{BITMAP_IN_USE, BitmapEntry, check_table};
+use crate::drivers::qcow2::structures::{BITMAP_IN_USE, BitmapEntry, check_table};
 use crate::storage::{self, Queue};
 
 /// Offset of the table size in an entry, which the flags follow, in bytes.

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use super::{Bitmaps, Bits, Loaded};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
-use crate::drivers::qcow2::writer::Writer;
-use crate::format::{
+use crate::drivers::qcow2::structures::{
     BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_BYTES, check_table,
 };
+use crate::drivers::qcow2::writer::Writer;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

@@ -26,7 +26,7 @@ pub(crate) use whole::BitmapChange;
 
 use super::Image;
 use super::frees::Freed;
-use crate::format::{BitmapEntry, MAX_BITMAP_BYTES};
+use crate::drivers::qcow2::structures::{BitmapEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

@@ -8,8 +8,8 @@ use super::Directory;
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
 use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
+use crate::drivers::qcow2::structures::{BitmapCluster, BitmapEntry, FormatError, L2Entry};
 use crate::drivers::qcow2::writer::Writer;
-use crate::format::{BitmapCluster, BitmapEntry, FormatError, L2Entry};
 use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};
 

@@ -15,8 +15,8 @@ use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
+use crate::drivers::qcow2::structures::{BITMAP_IN_USE, BitmapCluster, BitmapTableEntry};
 use crate::drivers::qcow2::writer::Writer;
-use crate::format::{BITMAP_IN_USE, BitmapCluster, BitmapTableEntry};
 use crate::storage::{self, Queue};
 
 /// Bytes of bits that are written at once.
@@ -199,7 +199,7 @@ impl Image {
             let clusters = bytes.chunks_exact_mut(size as usize);
             for ((nth, index), cluster) in (0..).zip(now).zip(clusters) {
                 bits.encode(*index as u64 * per_cluster, cluster);
-                let host = crate::format::HostOffset(host.0 + nth * size);
+                let host = crate::offset::HostOffset(host.0 + nth * size);
                 table[*index] = BitmapTableEntry::stored(host, &self.geometry)?;
             }
             storage::write_slice(&*self.file, queue, host.0, &bytes).await?;

@@ -7,7 +7,7 @@ use super::{Bitmaps, Bits, Directory, Loaded};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
 use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
-use crate::format::{
+use crate::drivers::qcow2::structures::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
     EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
     MAX_BITMAPS,

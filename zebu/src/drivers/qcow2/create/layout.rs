@@ -10,7 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{FormatError, Geometry, MAX_REFCOUNT_TABLE_BYTES, RefcountSpace};
+use crate::drivers::qcow2::structures::{
+    FormatError, Geometry, MAX_REFCOUNT_TABLE_BYTES, RefcountSpace,
+};
 
 /// The layout, in numbers of clusters. Clusters in `used` have refcount 1, all others 0.
 #[derive(Debug)]

@@ -16,15 +16,17 @@ pub use options::log2;
 
 use super::check_recorded;
 use crate::codec;
-use crate::drivers::{
-    BoxFuture, Filling, ImagePlan, Making, NewImage, PlanRequest, Preallocation, Report, make_valid,
-};
-use crate::format::{
+use crate::drivers::qcow2::structures::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
-    HostOffset, INCOMPATIBLE_DATA_FILE, INCOMPLETE_VERSION, L1Entry, L2Entry, MAGIC,
-    MAX_BACKING_FORMAT, MAX_BACKING_NAME, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER,
-    MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
+    INCOMPATIBLE_DATA_FILE, INCOMPLETE_VERSION, L1Entry, L2Entry, MAGIC, MAX_BACKING_FORMAT,
+    MAX_BACKING_NAME, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER, MIN_CLUSTER_BITS,
+    MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
 };
+use crate::drivers::{
+    BoxFuture, Filling, ImagePlan, Making, NewImage, PlanRequest, Preallocation, make_valid,
+};
+use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
@@ -256,7 +258,7 @@ impl CreateQcow2 {
 fn cluster_start(geometry: &Geometry, cluster: u64) -> Result<HostOffset, FormatError> {
     geometry
         .cluster_offset(cluster)
-        .filter(|offset| offset.0 <= crate::format::OFFSET_MASK)
+        .filter(|offset| offset.0 <= crate::drivers::qcow2::structures::OFFSET_MASK)
         .ok_or(FormatError::ImageTooBig)
 }
 

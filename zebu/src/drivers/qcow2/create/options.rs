@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 
 use super::{CreateQcow2, NewBacking, NewDataFile};
 use crate::Result;
+use crate::drivers::qcow2::structures::Compression;
 use crate::drivers::{CreateOption, CreateValues, OptionKind, Preallocation, is_format, refused};
-use crate::format::Compression;
 
 /// In the order in which they are shown.
 pub(in super::super) static CREATE_OPTIONS: [CreateOption; 24] = [

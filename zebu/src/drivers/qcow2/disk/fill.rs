@@ -6,7 +6,7 @@ use super::Disk;
 use crate::Result;
 use crate::drivers::Mapping;
 use crate::drivers::qcow2::change::Filling;
-use crate::format::HostOffset;
+use crate::offset::HostOffset;
 use crate::storage::{self, Iov, PoolBuffer, Queue, Step};
 
 /// Zeroes beside the data of a write are written with them up to so many bytes. More are left to

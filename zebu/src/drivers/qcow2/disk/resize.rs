@@ -5,8 +5,8 @@ use super::Disk;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::preallocate::preallocate;
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::structures::MAX_L1_BYTES;
 use crate::drivers::{Context, Preallocation};
-use crate::format::MAX_L1_BYTES;
 use crate::storage::{self, Iov, Queue};
 use crate::{Error, Result};
 

@@ -3,7 +3,7 @@
 use super::super::frees::Freed;
 use super::super::table::L1Table;
 use super::super::{Image, SnapshotName};
-use crate::format::{L1Entry, MAX_L1_BYTES, Snapshot};
+use crate::drivers::qcow2::structures::{L1Entry, MAX_L1_BYTES, Snapshot};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

@@ -5,7 +5,7 @@ use super::super::Image;
 use super::super::table::L1Table;
 use super::references::Table;
 use crate::Result;
-use crate::format::{ClusterKind, L1Entry, L2Entry};
+use crate::drivers::qcow2::structures::{ClusterKind, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 
 /// Whole blocks of a table are written, of so many bytes.

@@ -27,7 +27,7 @@ mod store;
 use super::Image;
 use super::open::read_l1;
 use super::table::L1Table;
-use crate::format::{AUTOCLEAR_KNOWN, Snapshot, check_table};
+use crate::drivers::qcow2::structures::{AUTOCLEAR_KNOWN, Snapshot, check_table};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

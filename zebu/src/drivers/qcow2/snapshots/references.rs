@@ -3,7 +3,7 @@
 use super::super::Image;
 use super::super::frees::Freed;
 use super::super::table::L1Table;
-use crate::format::{ClusterKind, L2Entry};
+use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
 use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};
 

@@ -6,7 +6,7 @@ use super::super::Image;
 use super::super::frees::Freed;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
-use crate::format::{Header, Snapshot};
+use crate::drivers::qcow2::structures::{Header, Snapshot};
 use crate::storage::{self, Queue};
 
 impl Image {
