@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::commands::with_examples;
+use crate::commands;
 use crate::failure::Failure;
 use crate::invocation::{Invocation, unrecognized};
 use crate::{block_cache, output, untrusted, wrapped};
@@ -53,8 +53,8 @@ fn parse_by<T: clap::Parser>(
         });
         command = with_usage(command, format!("{prefix} [OPTIONS] {operands}{help}"));
     }
-    if invocation.role == "zebu" {
-        command = with_examples(command, &invocation.command);
+    if let Some(found) = commands::find(&invocation.command).filter(|_| invocation.role == "zebu") {
+        command = found.with_examples(command);
     }
     let command = with_any_values(with_command_options(command, &prefix));
     let names = long_names(&command);

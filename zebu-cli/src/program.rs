@@ -83,7 +83,9 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
                 .collect();
             match &words[..] {
                 [_] => {}
-                [command, sub] if commands::has_subcommand(command, sub) => {}
+                [command, sub]
+                    if commands::with_subcommand(sub)
+                        .is_some_and(|found| found.name == *command) => {}
                 _ => return Err(Failure::new("Expecting one command after 'help'").with_hint()),
             }
             arguments.push("--help".into());
@@ -119,9 +121,10 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         Some(outcome) => Ok(finish(&inner, outcome)),
         None => {
             let failure = Failure::new(format!("Command not found: {first}"));
-            let meant = match ["restore", "verify", "list", "keep"].contains(&&*first) {
-                true => Some(format!("backup {first}")),
-                false => closest(&first, commands::names()).map(String::from),
+            let names = commands::COMMANDS.iter().map(|command| command.name);
+            let meant = match commands::with_subcommand(&first) {
+                Some(command) => Some(format!("{} {first}", command.name)),
+                None => closest(&first, names).map(String::from),
             };
             let meant = meant.map(|name| format!("did you mean '{name}'?"));
             Err(failure.with_next(meant.unwrap_or_default()).with_hint())

@@ -2,11 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{CreateOption, Device, Format, OptionKind};
 use zebu::jobs::{self, AmendOptions};
 use zebu::storage::Queue;
 
+use super::command::{Command, Place, Values};
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
@@ -17,6 +18,24 @@ use crate::options::{NameOptions, SourceOptions, target_cache};
 use crate::printed::Shown;
 use crate::progress::Progress;
 use crate::{open, output, same_file, signals};
+
+pub const COMMAND: Command = Command {
+    name: "amend",
+    operands: "<FILENAME>",
+    summary: "Update format-specific options of the image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # For programs that only know old images
+        zebu amend -o compat=0.10 disk.qcow2
+        # What can be changed
+        zebu amend -f qcow2 -o help",
+    values: &[(
+        Place::Option("options"),
+        Values::OptionsOf("qcow2", amendable),
+    )],
+    ..Command::PLAIN
+};
 
 /// Update format-specific options of the image
 #[derive(Parser)]

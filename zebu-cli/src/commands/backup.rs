@@ -4,11 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, OpenFile};
 use zebu_backup::{Disk, Entry, Manifest, Set, Step, TakeOptions};
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
 use crate::invocation::Invocation;
@@ -16,6 +17,45 @@ use crate::options::{SourceOptions, rate};
 use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::{localtime, objects, open, output, same_file, size, streams};
+
+pub const COMMAND: Command = Command {
+    name: "backup",
+    operands: "<SOURCE>... --to <DIR>",
+    summary: "Back up disks incrementally, and restore them",
+    options: Arguments::command,
+    run,
+    examples: "
+        # A full backup
+        zebu backup disk.qcow2 --to backups
+        # Later, what has changed; older points than 30 are merged
+        zebu backup disk.qcow2 --to backups --keep 30
+        # The points in time
+        zebu backup list backups
+        # Back to the first one
+        zebu backup restore backups --point 1 restored.raw
+        # Whether all files are as they were written
+        zebu backup verify backups",
+    files: &[
+        (
+            "DIR/manifest.json",
+            "The points in time, with sizes and SHA-256 of the files.",
+        ),
+        (
+            "DIR/DISK.N.qcow2",
+            "The disk as it was at point N: what has changed since the point before.",
+        ),
+        ("DIR/lock", "Locked by the program that changes the set."),
+    ],
+    exit_status_of_subcommands: &[(
+        "verify",
+        &[
+            ("0", "All files are as they were written."),
+            ("1", "The set could not be verified."),
+            ("2", "A file is missing or damaged."),
+        ],
+    )],
+    ..Command::PLAIN
+};
 
 /// Back up disks incrementally, and restore them
 #[derive(Parser)]

@@ -3,16 +3,37 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, Parser};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, Parser};
 use zebu::Error;
 use zebu::block::Device;
 use zebu::storage::{CacheMode, Queue};
 
+use super::command::{Command, Place, Values};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions};
 use crate::printed::Shown;
 use crate::{open, signals, size};
+
+pub const COMMAND: Command = Command {
+    name: "bitmap",
+    operands: "<FILENAME> <BITMAP>",
+    summary: "Modify persistent dirty bitmaps of an image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Record what changes from now on
+        zebu bitmap --add disk.qcow2 since-monday
+        # Clear it
+        zebu bitmap --clear disk.qcow2 since-monday
+        # Remove it
+        zebu bitmap --remove disk.qcow2 since-monday",
+    values: &[
+        (Place::Option("merge"), Values::Bitmaps),
+        (Place::Operand(1), Values::Bitmaps),
+    ],
+    ..Command::PLAIN
+};
 
 /// Modify persistent dirty bitmaps of an image
 #[derive(Parser)]
@@ -84,7 +105,7 @@ const SWITCHES: [(Action, &str); 6] = [
 struct Actions(Vec<Action>);
 
 impl clap::Args for Actions {
-    fn augment_args(command: Command) -> Command {
+    fn augment_args(command: clap::Command) -> clap::Command {
         let switch = |(action, help): &(Action, &'static str)| {
             Arg::new(action.name())
                 .long(action.name())
@@ -104,7 +125,7 @@ impl clap::Args for Actions {
         command.args(SWITCHES.iter().map(switch)).arg(merge)
     }
 
-    fn augment_args_for_update(command: Command) -> Command {
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
         Self::augment_args(command)
     }
 }

@@ -3,18 +3,42 @@
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::Layer;
 use zebu::jobs::{self, CheckReport, RepairMode};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Map, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
 use crate::progress::Share;
 use crate::{open, output};
+
+pub const COMMAND: Command = Command {
+    name: "check",
+    operands: "<FILENAME>",
+    summary: "Check basic image integrity",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Look, and change nothing
+        zebu check disk.qcow2
+        # Free clusters that nothing uses
+        zebu check -r leaks disk.qcow2
+        # Repair everything that can be
+        zebu check -r all disk.qcow2",
+    exit_status: &[
+        ("0", "The image has no errors, or they were repaired."),
+        ("1", "The check could not be done."),
+        ("2", "The image has errors."),
+        ("3", "The image has leaked clusters, and no errors."),
+        ("63", "Images of this format cannot be checked."),
+    ],
+    ..Command::PLAIN
+};
 
 /// Check basic image integrity
 #[derive(Parser)]

@@ -4,11 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{BackingSpec, Device, ImageSpec};
 use zebu::jobs::{self, CommitError, CommitOptions};
 use zebu::storage::Queue;
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions, one_name, rate, target_cache};
@@ -16,6 +17,18 @@ use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::same_file::Fate;
 use crate::{open, output, same_file};
+
+pub const COMMAND: Command = Command {
+    name: "commit",
+    operands: "<FILENAME>",
+    summary: "Commit image to its backing file",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Move the changes to the backing file
+        zebu commit overlay.qcow2",
+    ..Command::PLAIN
+};
 
 /// Commit image to its backing file
 #[derive(Parser)]

@@ -2,17 +2,39 @@
 
 use std::ffi::{OsStr, OsString};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::Device;
 use zebu::jobs::{self, CompareError, CompareOptions, Comparison, Unchanged};
 use zebu::storage::{CacheMode, Queue};
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, source_cache};
 use crate::printed::{Shown, is_as_qemu};
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
+
+pub const COMMAND: Command = Command {
+    name: "compare",
+    operands: "<FILENAME1> <FILENAME2>",
+    summary: "Check if two images have the same contents",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Content of two images of any formats
+        zebu compare disk.qcow2 disk.raw
+        # Where the formats are known
+        zebu compare -p -f qcow2 -F raw disk.qcow2 disk.raw",
+    exit_status: &[
+        ("0", "The images are the same."),
+        ("1", "The images differ."),
+        ("2", "The comparison could not be done."),
+        ("3", "The tables of an image cannot be read."),
+        ("4", "The data of an image cannot be read."),
+    ],
+    ..Command::PLAIN
+};
 
 /// Check if two images have the same contents
 #[derive(Parser)]

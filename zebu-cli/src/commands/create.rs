@@ -3,11 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Device, FileSpec, Format, OptionKind};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
+use super::command::{Command, Place, Values};
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{as_value, beside, file_as};
@@ -17,6 +18,28 @@ use crate::new_image::{NewFiles, new_format_help, other_files, parse_format, pla
 use crate::printed::Shown;
 use crate::same_file::Fate;
 use crate::{objects, open, output, printed, same_file, size, untrusted};
+
+pub const COMMAND: Command = Command {
+    name: "create",
+    operands: "<FILENAME> [SIZE]",
+    summary: "Create and format new image file",
+    options: Arguments::command,
+    run,
+    examples: "
+        # An empty disk
+        zebu create -f qcow2 new.qcow2 20G
+        # The changes of another image
+        zebu create -f qcow2 -b base.qcow2 -F qcow2 changes.qcow2
+        # With options of the format
+        zebu create -f qcow2 -o cluster_size=128k,extended_l2=on fine.qcow2 20G
+        # Which options there are
+        zebu create -f qcow2 -o help",
+    values: &[
+        (Place::Option("format"), Values::NewFormats),
+        (Place::Operand(1), Values::Nothing),
+    ],
+    ..Command::PLAIN
+};
 
 /// Create and format new image file
 #[derive(Parser)]

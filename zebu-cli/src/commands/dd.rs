@@ -4,12 +4,13 @@ use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Device, FileSpec, Format};
 use zebu::jobs::{self, CopyOptions, Target, TransferError, Unchanged};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
+use super::command::{Command, Place, Values};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{file_as, file_of};
@@ -20,6 +21,25 @@ use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
 use crate::same_file::Fate;
 use crate::{objects, open, same_file, size, untrusted};
+
+pub const COMMAND: Command = Command {
+    name: "dd",
+    operands: "if=<INPUT> of=<OUTPUT> [OPERANDS]",
+    summary: "Copy a part of an image to another, with format conversion",
+    options: Arguments::command,
+    run,
+    examples: "
+        # From the fifth to the eighth MiB of a disk
+        zebu dd -O qcow2 bs=1M skip=4 count=8 if=disk.raw of=part.qcow2",
+    values: &[(
+        Place::Operands,
+        Values::Assignments {
+            files: &["if", "of"],
+            others: &["bs", "count", "skip"],
+        },
+    )],
+    ..Command::PLAIN
+};
 
 /// Copy input to output with optional format conversion
 #[derive(Parser)]

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Device, OpenOptions};
 use zebu::names::Source;
 use zebu::qcow2::Snapshot;
@@ -24,8 +24,25 @@ use crate::options::{OutputFormat, SourceOptions, one_name, target_cache};
 use crate::printed::printable;
 use crate::{appliance, colours, open, output, untrusted};
 
+use super::command::Command;
 use report::Report;
 use untrusted_report::Untrusted;
+
+pub const COMMAND: Command = Command {
+    name: "info",
+    operands: "<FILENAME>",
+    summary: "Display information about image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Of one image
+        zebu info disk.qcow2
+        # With its backing files
+        zebu info --backing-chain overlay.qcow2
+        # What an untrusted image would open
+        zebu info --untrusted --output=json overlay.qcow2",
+    ..Command::PLAIN
+};
 
 /// Display information about image
 #[derive(Parser)]

@@ -3,13 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::Format;
 use zebu::jobs::{
     self, ConvertError, ConvertOptions, ExportFormat, Measure, MeasureTarget, Qcow2Target,
 };
 use zebu::storage::CacheMode;
 
+use super::command::Command;
 use crate::create_options::{CreateOptions, check_list};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
@@ -17,6 +18,20 @@ use crate::json::{self, Map};
 use crate::new_image::{export_format, parse_format};
 use crate::options::{OutputFormat, SourceOptions};
 use crate::{open, output, size};
+
+pub const COMMAND: Command = Command {
+    name: "measure",
+    operands: "(--size <SIZE> | <FILENAME>)",
+    summary: "Calculate file size required for a new image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # A copy of a disk
+        zebu measure -O qcow2 disk.raw
+        # A new image
+        zebu measure -O qcow2 --size 20G",
+    ..Command::PLAIN
+};
 
 /// Calculate file size required for a new image
 #[derive(Parser)]

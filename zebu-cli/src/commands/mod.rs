@@ -1,10 +1,12 @@
-//! The commands, one file each.
+//! The commands, one file or folder each, with all that the program knows of one in its
+//! [`COMMAND`](command::Command).
 
 mod amend;
 mod backup;
 mod bench;
 mod bitmap;
 mod check;
+mod command;
 mod commit;
 mod compare;
 pub mod completions;
@@ -28,226 +30,69 @@ mod vhost;
 
 use std::ffi::OsString;
 
-pub use amend::amendable;
-use clap::CommandFactory;
-pub use manual::examples::{examples_of, with_examples};
 use zebu::block::{FileDriver, Format};
 
 use crate::arguments::{parse_lossy as parse, with_command_options};
 use crate::failure::Outcome;
 use crate::invocation::Invocation;
 use crate::wrapped;
-
-/// Name, operands, what it does, how it is run, and its options.
-type Command = (
-    &'static str,
-    &'static str,
-    &'static str,
-    fn(&Invocation, Vec<OsString>) -> Outcome,
-    fn() -> clap::Command,
-);
+use command::Command;
 
 /// All commands, by name.
-const COMMANDS: &[Command] = &[
-    (
-        "amend",
-        "<FILENAME>",
-        "Update format-specific options of the image",
-        amend::run,
-        amend::Arguments::command,
-    ),
-    (
-        "backup",
-        "<SOURCE>... --to <DIR>",
-        "Back up disks incrementally, and restore them",
-        backup::run,
-        backup::Arguments::command,
-    ),
-    (
-        "bench",
-        "<FILENAME>",
-        "Run a simple benchmark on an image",
-        bench::run,
-        bench::Arguments::command,
-    ),
-    (
-        "bitmap",
-        "<FILENAME> <BITMAP>",
-        "Modify persistent dirty bitmaps of an image",
-        bitmap::run,
-        bitmap::Arguments::command,
-    ),
-    (
-        "check",
-        "<FILENAME>",
-        "Check basic image integrity",
-        check::run,
-        check::Arguments::command,
-    ),
-    (
-        "commit",
-        "<FILENAME>",
-        "Commit image to its backing file",
-        commit::run,
-        commit::Arguments::command,
-    ),
-    (
-        "compare",
-        "<FILENAME1> <FILENAME2>",
-        "Check if two images have the same contents",
-        compare::run,
-        compare::Arguments::command,
-    ),
-    (
-        "completions",
-        "<SHELL>",
-        "Print the completions of a shell: bash, zsh or fish",
-        completions::print,
-        completions::Arguments::command,
-    ),
-    (
-        "convert",
-        "<SOURCE>... <TARGET>",
-        "Copy images to another, with format conversion",
-        convert::run,
-        convert::Arguments::command,
-    ),
-    (
-        "create",
-        "<FILENAME> [SIZE]",
-        "Create and format new image file",
-        create::run,
-        create::Arguments::command,
-    ),
-    (
-        "dd",
-        "if=<INPUT> of=<OUTPUT> [OPERANDS]",
-        "Copy a part of an image to another, with format conversion",
-        dd::run,
-        dd::Arguments::command,
-    ),
-    (
-        "import",
-        "<SOURCE> <TARGET>",
-        "Fetch, verify, unpack and convert an untrusted image",
-        import::run,
-        import::Arguments::command,
-    ),
-    (
-        "info",
-        "<FILENAME>",
-        "Display information about image",
-        info::run,
-        info::Arguments::command,
-    ),
-    (
-        "io",
-        "[FILENAME]",
-        "Run commands on an image, in qemu-io's language",
-        io::run,
-        io::definition,
-    ),
-    (
-        "manual",
-        "<FOLDER> [DATE]",
-        "Write the man pages to a folder",
-        manual::run,
-        manual::Arguments::command,
-    ),
-    (
-        "map",
-        "<FILENAME>",
-        "Dump image metadata",
-        map::run,
-        map::Arguments::command,
-    ),
-    (
-        "measure",
-        "(--size <SIZE> | <FILENAME>)",
-        "Calculate file size required for a new image",
-        measure::run,
-        measure::Arguments::command,
-    ),
-    (
-        "nbd",
-        "[FILENAME]",
-        "Serve images over NBD",
-        nbd::run,
-        nbd::Arguments::command,
-    ),
-    (
-        "ova",
-        "<DISK>... --output <FILE>",
-        "Make an appliance (OVA) of disks",
-        ova::run,
-        ova::Arguments::command,
-    ),
-    (
-        "rebase",
-        "<FILENAME>",
-        "Change backing file of the image",
-        rebase::run,
-        rebase::Arguments::command,
-    ),
-    (
-        "resize",
-        "<FILENAME> [+-]<SIZE>",
-        "Resize an image",
-        resize::run,
-        resize::Arguments::command,
-    ),
-    (
-        "snapshot",
-        "<FILENAME>",
-        "List or manipulate snapshots within image",
-        snapshot::run,
-        snapshot::Arguments::command,
-    ),
-    (
-        "top",
-        "<SOCKET>",
-        "Show rates and latencies of a server, live",
-        top::run,
-        top::Arguments::command,
-    ),
-    (
-        "vhost-user-blk",
-        "<FILENAME>",
-        "Serve images to virtual machines over vhost-user",
-        vhost::run,
-        vhost::Arguments::command,
-    ),
+pub const COMMANDS: &[Command] = &[
+    amend::COMMAND,
+    backup::COMMAND,
+    bench::COMMAND,
+    bitmap::COMMAND,
+    check::COMMAND,
+    commit::COMMAND,
+    compare::COMMAND,
+    completions::COMMAND,
+    convert::COMMAND,
+    create::COMMAND,
+    dd::COMMAND,
+    import::COMMAND,
+    info::COMMAND,
+    io::COMMAND,
+    manual::COMMAND,
+    map::COMMAND,
+    measure::COMMAND,
+    nbd::COMMAND,
+    ova::COMMAND,
+    rebase::COMMAND,
+    resize::COMMAND,
+    snapshot::COMMAND,
+    top::COMMAND,
+    vhost::COMMAND,
 ];
+
+/// The command of this name, if there is one.
+pub fn find(name: &str) -> Option<&'static Command> {
+    COMMANDS.iter().find(|command| command.name == name)
+}
 
 /// Runs a command; `None` if there is none of this name.
 pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
-    let (_, operands, _, run, _) = COMMANDS.iter().find(|command| command.0 == name)?;
+    let command = find(name)?;
     let invocation = Invocation {
-        operands: Some(operands),
+        operands: Some(command.operands),
         ..invocation.clone()
     };
-    Some(run(&invocation, arguments))
-}
-
-/// All commands, by name: their operands, what they do, and their options.
-pub fn definitions() -> impl Iterator<Item = (&'static str, &'static str, clap::Command)> {
-    (COMMANDS.iter()).map(|(name, operands, what, _, options)| {
-        (*name, *operands, options().name(*name).about(*what))
-    })
+    Some((command.run)(&invocation, arguments))
 }
 
 /// All commands with all their options, as clap completes them.
 pub fn built() -> impl Iterator<Item = clap::Command> {
-    definitions().map(|(name, _, definition)| {
-        let mut command = with_command_options(definition, name);
-        command.build();
-        command
+    COMMANDS.iter().map(|command| {
+        let mut built = with_command_options(command.definition(), command.name);
+        built.build();
+        built
     })
 }
 
-/// The names of all commands.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    COMMANDS.iter().map(|command| command.0)
+/// The examples of a command: what is done, and the line of a shell that does it.
+pub fn examples_of(command: &str) -> Vec<(&'static str, &'static str)> {
+    find(command).map_or(Vec::new(), |command| command.examples().collect())
 }
 
 /// What is said to those without a command.
@@ -260,10 +105,10 @@ pub const OVERVIEW: &str = "
 
 'zebu help' lists all commands, 'zebu help COMMAND' has options and examples.";
 
-/// Whether a command has a subcommand of this name.
-pub fn has_subcommand(command: &str, name: &str) -> bool {
-    let mut found = definitions().filter(|definition| definition.0 == command);
-    found.any(|(_, _, definition)| definition.find_subcommand(name).is_some())
+/// The command that has a subcommand of this name.
+pub fn with_subcommand(name: &str) -> Option<&'static Command> {
+    let has = |command: &&Command| command.definition().find_subcommand(name).is_some();
+    COMMANDS.iter().find(has)
 }
 
 /// What `--help` prints.
@@ -273,8 +118,8 @@ pub fn help(invocation: &Invocation) -> String {
         "zebu: disk image utility, compatible with qemu-img, qemu-io and qemu-nbd\n\n\
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
-    for (command, _, what, ..) in COMMANDS {
-        text.push_str(&format!("  {command:<14} {what}\n"));
+    for command in COMMANDS {
+        text.push_str(&format!("  {:<14} {}\n", command.name, command.summary));
     }
     if invocation.role == "qemu-img" {
         text.push_str(&for_scripts());

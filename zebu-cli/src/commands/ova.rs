@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Device, FileSpec, Format};
 use zebu::internal::new_image::NewFile;
 use zebu::jobs::{
@@ -16,6 +16,7 @@ use zebu::jobs::{
 use zebu::storage::{CacheMode, LockRequest, Queue, Storage, Window};
 use zebu_ova::{NewAppliance, NewDisk};
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
 use crate::invocation::Invocation;
@@ -25,6 +26,20 @@ use crate::printed::Shown;
 use crate::progress::{Progress, interrupted};
 use crate::same_file::Fate;
 use crate::{objects, open, same_file, streams};
+
+pub const COMMAND: Command = Command {
+    name: "ova",
+    operands: "<DISK>... --output <FILE>",
+    summary: "Make an appliance (OVA) of disks",
+    options: Arguments::command,
+    run,
+    examples: "
+        # For a hypervisor that imports appliances
+        zebu ova --output machine.ova disk.qcow2
+        # Convert it back
+        zebu convert machine.ova --disk 1 -O qcow2 again.qcow2",
+    ..Command::PLAIN
+};
 
 /// Make an appliance (OVA) of disks
 #[derive(Parser)]

@@ -3,12 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Device, ImageSpec};
 use zebu::jobs::{self, NewBacking, RebaseError, RebaseOptions};
 use zebu::names::Source;
 use zebu::storage::Queue;
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::is_format;
@@ -17,6 +18,20 @@ use crate::printed::{Shown, printable};
 use crate::progress::{Progress, interrupted};
 use crate::same_file::Fate;
 use crate::{open, same_file, signals, untrusted};
+
+pub const COMMAND: Command = Command {
+    name: "rebase",
+    operands: "<FILENAME>",
+    summary: "Change backing file of the image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Another backing file, and the same content
+        zebu rebase -b other.qcow2 -F qcow2 overlay.qcow2
+        # No backing file
+        zebu rebase -b '' overlay.qcow2",
+    ..Command::PLAIN
+};
 
 /// Change backing file of the image
 #[derive(Parser)]

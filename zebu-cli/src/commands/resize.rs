@@ -2,13 +2,29 @@
 
 use std::ffi::OsString;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Length, Preallocation};
 
+use super::command::{Command, Place, Values};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{NameOptions, SourceOptions, target_cache};
 use crate::{open, output, signals, size};
+
+pub const COMMAND: Command = Command {
+    name: "resize",
+    operands: "<FILENAME> [+-]<SIZE>",
+    summary: "Resize an image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Larger
+        zebu resize disk.qcow2 +10G
+        # Smaller: what is behind the new end is lost
+        zebu resize --shrink disk.qcow2 8M",
+    values: &[(Place::Operand(1), Values::Nothing)],
+    ..Command::PLAIN
+};
 
 /// Said of a size that is 0, or that QEMU would take for a negative one.
 const NOT_A_SIZE: &str = "New image size must be positive";

@@ -3,19 +3,39 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::{ArgAction, Parser};
+use clap::{ArgAction, CommandFactory, Parser};
 use zebu::Error;
 use zebu::block::Device;
 use zebu::qcow2::Snapshot;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, Queue};
 
+use super::command::{Command, Place, Values};
 use super::info;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{SourceOptions, one_name};
 use crate::printed::Shown;
 use crate::{open, output, signals};
+
+pub const COMMAND: Command = Command {
+    name: "snapshot",
+    operands: "<FILENAME>",
+    summary: "List or manipulate snapshots within image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Take one
+        zebu snapshot -c today disk.qcow2
+        # List them
+        zebu snapshot -l disk.qcow2
+        # Go back
+        zebu snapshot -a today disk.qcow2
+        # Delete it
+        zebu snapshot -d today disk.qcow2",
+    values: &[(Place::Option("create"), Values::Nothing)],
+    ..Command::PLAIN
+};
 
 /// List or manipulate snapshots within image
 #[derive(Parser)]

@@ -11,16 +11,31 @@ mod requests;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions};
 use zebu::storage::{CacheMode, EngineKind};
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::printed::Shown;
 use crate::{objects, open, untrusted};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
+
+pub const COMMAND: Command = Command {
+    name: "bench",
+    operands: "<FILENAME>",
+    summary: "Run a simple benchmark on an image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Reads of 4 KiB, 32 in flight
+        zebu bench -c 10000 -d 32 disk.qcow2
+        # The same for writes, which change the image
+        zebu bench -w -c 10000 -d 32 disk.qcow2",
+    ..Command::PLAIN
+};
 
 /// Measures how fast an image is read or written.
 #[derive(Debug, Parser)]

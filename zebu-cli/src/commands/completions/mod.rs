@@ -13,8 +13,9 @@ mod values;
 
 use std::ffi::OsString;
 
-use clap::{Arg, Command, Parser};
+use clap::{Arg, CommandFactory, Parser};
 
+use super::command::{Command, Place, Values};
 use crate::arguments::parse;
 use crate::commands::{self, manual};
 use crate::failure::{Failure, Outcome};
@@ -22,6 +23,24 @@ use crate::invocation::Invocation;
 use crate::output;
 use crate::printed::Shown;
 use line::Line;
+
+pub const COMMAND: Command = Command {
+    name: "completions",
+    operands: "<SHELL>",
+    summary: "Print the completions of a shell: bash, zsh or fish",
+    options: Arguments::command,
+    run: print,
+    examples: "
+        # For bash
+        zebu completions bash > zebu.bash
+        # For fish
+        zebu completions fish > zebu.fish",
+    values: &[
+        (Place::Operand(0), Values::Words(&["bash", "zsh", "fish"])),
+        (Place::Operands, Values::Nothing),
+    ],
+    ..Command::PLAIN
+};
 
 /// The scripts.
 const SCRIPTS: [(&str, &str); 3] = [
@@ -155,28 +174,21 @@ fn after_command(name: &str, words: &[String], index: usize) -> Answer {
     }
 }
 
-fn command_names() -> impl Iterator<Item = (String, String)> {
-    commands::definitions().map(|(name, _, definition)| {
-        (
-            name.to_string(),
-            definition
-                .get_about()
-                .map(ToString::to_string)
-                .unwrap_or_default(),
-        )
-    })
+fn command_names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    commands::COMMANDS
+        .iter()
+        .map(|command| (command.name, command.summary))
 }
 
 fn commands_and_options(typed: &str) -> Answer {
     if typed.starts_with('-') {
         return options(&manual::definition(), typed);
     }
-    let help = ("help".to_string(), String::new());
-    Answer::words("", typed, command_names().chain([help]))
+    Answer::words("", typed, command_names().chain([("help", "")]))
 }
 
 /// The long options, and the letters if only a dash was typed.
-fn options(command: &Command, typed: &str) -> Answer {
+fn options(command: &clap::Command, typed: &str) -> Answer {
     let mut all = Vec::new();
     for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -217,7 +229,7 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    fn take(&mut self, command: &'a Command, word: &str) {
+    fn take(&mut self, command: &'a clap::Command, word: &str) {
         if let Some(arg) = self.awaits.take() {
             self.values.push((arg.get_id().as_str(), word.to_string()));
         } else if let Some(long) = word.strip_prefix("--").filter(|long| !long.is_empty()) {
@@ -240,7 +252,7 @@ impl<'a> Words<'a> {
     }
 
     /// Letters after a dash, the last of which may have its value.
-    fn take_letters(&mut self, command: &'a Command, letters: &str) {
+    fn take_letters(&mut self, command: &'a clap::Command, letters: &str) {
         for (at, letter) in letters.char_indices() {
             let Some(arg) = find(command, |arg| arg.get_short() == Some(letter)) else {
                 return;
@@ -269,12 +281,12 @@ fn awaits_value(arg: &Arg) -> bool {
     requires_value(arg) && !arg.is_require_equals_set()
 }
 
-fn find(command: &Command, fits: impl Fn(&Arg) -> bool) -> Option<&Arg> {
+fn find(command: &clap::Command, fits: impl Fn(&Arg) -> bool) -> Option<&Arg> {
     command.get_arguments().find(|arg| fits(arg))
 }
 
 /// What may be at the word `index` of those after the command's name.
-fn in_command(command: &Command, name: &str, words: &[String], index: usize) -> Answer {
+fn in_command(command: &clap::Command, name: &str, words: &[String], index: usize) -> Answer {
     if let Some(word) = words.first()
         && index > 0
         && let Some(sub) = command.find_subcommand(word)

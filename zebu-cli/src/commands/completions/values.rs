@@ -8,8 +8,9 @@ use zebu::block::{CreateOption, Device, Format, OptionKind};
 use zebu::names::Source;
 use zebu::storage::{Queue, QueueOptions};
 
-use super::{Answer, SCRIPTS, Words};
-use crate::commands::amendable;
+use super::{Answer, Words};
+use crate::commands;
+use crate::commands::command::{Place, Values};
 use crate::printed::printable;
 use crate::untrusted;
 
@@ -69,58 +70,73 @@ const FILES: [&str; 8] = [
 
 /// The values of an option; `before` is what of the word comes before them.
 pub fn of(command: &str, arg: &Arg, line: &Words, before: &str, typed: &str) -> Answer {
-    let id = arg.get_id().as_str();
-    let value = arg
-        .get_value_names()
-        .and_then(|names| names.first())
-        .map_or("", |name| name.as_str());
     let possible = arg.get_possible_values();
     if !possible.is_empty() {
         let names = possible.iter().map(|value| (value.get_name(), ""));
         return Answer::words(before, typed, names);
     }
+    let is_it = |place: &Place| matches!(place, Place::Option(id) if arg.get_id() == id);
+    let own = own(command, is_it);
+    answer(own.unwrap_or_else(|| by_name(arg)), line, before, typed)
+}
+
+/// The values of the operand of this number.
+pub fn of_operand(command: &str, number: usize, line: &Words, typed: &str) -> Answer {
+    let fits = |place: &Place| [Place::Operand(number), Place::Operands].contains(place);
+    let own = own(command, fits);
+    answer(own.unwrap_or(Values::Files), line, "", typed)
+}
+
+/// What the command says itself of the first of its places that is meant.
+fn own(command: &str, is_meant: impl Fn(&Place) -> bool) -> Option<Values> {
+    let mut own = commands::find(command)?.values.iter();
+    own.find(|(place, _)| is_meant(place)).map(|own| own.1)
+}
+
+/// What an option of this id may be, or one whose value is called like that.
+fn by_name(arg: &Arg) -> Values {
+    let id = arg.get_id().as_str();
+    let value = arg
+        .get_value_names()
+        .and_then(|names| names.first())
+        .map_or("", |name| name.as_str());
     if let Some((_, words)) = WORDS.iter().find(|entry| entry.0 == id) {
-        return Answer::words(before, typed, words.iter().map(|word| (*word, "")));
+        return Values::Words(words);
     }
-    match (command, id, value) {
-        ("amend", "options", _) => options_of("qcow2", &amendable(), before, typed),
-        ("import", "target_format", _) => {
-            Answer::words(before, typed, [("raw", ""), ("qcow2", "")])
-        }
-        (_, _, "OPTIONS") => {
+    match (id, value) {
+        (_, "OPTIONS") => Values::NewOptions,
+        ("target_format" | "output_format", _) => Values::NewFormats,
+        (_, "FMT" | "FORMAT" | "SRC_FMT" | "BACKING_FMT") => Values::Formats,
+        (_, "SNAPSHOT") => Values::Snapshots,
+        (_, value) if FILES.contains(&value) => Values::Files,
+        _ => Values::Nothing,
+    }
+}
+
+fn answer(values: Values, line: &Words, before: &str, typed: &str) -> Answer {
+    match values {
+        Values::Nothing => Answer::default(),
+        Values::Files => Answer::files(before),
+        Values::Words(words) => Answer::words(before, typed, words.iter().map(|word| (*word, ""))),
+        Values::Assignments { files, others } => match typed.split_once('=') {
+            Some((name, _)) if files.contains(&name) => Answer::files(&format!("{name}=")),
+            _ => {
+                let names = files.iter().chain(others);
+                Answer::words(before, typed, names.map(|name| (format!("{name}="), "")))
+            }
+        },
+        Values::Formats => formats(|_| true, before, typed),
+        Values::NewFormats => formats(Format::is_creatable, before, typed),
+        Values::NewOptions => {
             let named = ["target_format", "output_format", "format"]
                 .iter()
                 .find_map(|id| line.value(id));
             let format = named.unwrap_or("raw").parse().unwrap_or(Format::RAW);
             options_of(format.name(), format.create_options(), before, typed)
         }
-        ("create", "format", _) | (_, "target_format" | "output_format", _) => {
-            formats(Format::is_creatable, before, typed)
-        }
-        (_, _, "FMT" | "FORMAT" | "SRC_FMT" | "BACKING_FMT") => formats(|_| true, before, typed),
-        ("snapshot", "create", _) => Answer::default(),
-        (_, _, "SNAPSHOT") => Answer::words(before, typed, snapshots(line)),
-        ("nbd", "bitmap", _) | ("bitmap", "merge", _) => {
-            Answer::words(before, typed, bitmaps(line))
-        }
-        (_, _, value) if FILES.contains(&value) => Answer::files(before),
-        _ => Answer::default(),
-    }
-}
-
-/// The values of the operand of this number.
-pub fn of_operand(command: &str, number: usize, line: &Words, typed: &str) -> Answer {
-    const OPERANDS: [&str; 5] = ["if=", "of=", "bs=", "count=", "skip="];
-    match (command, number) {
-        ("dd", _) => match typed.split_once('=') {
-            Some((name @ ("if" | "of"), _)) => Answer::files(&format!("{name}=")),
-            _ => Answer::words("", typed, OPERANDS.map(|name| (name, ""))),
-        },
-        ("completions", 0) => Answer::words("", typed, SCRIPTS.map(|script| (script.0, ""))),
-        ("completions", _) | ("manual", 1..) => Answer::default(),
-        ("bitmap", 1) => Answer::words("", typed, bitmaps(line)),
-        ("create" | "resize", 1) => Answer::default(),
-        _ => Answer::files(""),
+        Values::OptionsOf(format, options) => options_of(format, &options(), before, typed),
+        Values::Snapshots => Answer::words(before, typed, snapshots(line)),
+        Values::Bitmaps => Answer::words(before, typed, bitmaps(line)),
     }
 }
 

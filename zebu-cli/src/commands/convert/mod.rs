@@ -10,12 +10,13 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::Device;
 use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Unchanged};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
+use super::command::{Command, Entry};
 use crate::create_options;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
@@ -26,6 +27,41 @@ use crate::options::{SourceOptions, rate, source_cache};
 use crate::printed::Shown;
 use crate::progress::{Progress, incomplete, interrupted};
 use crate::{appliance, open, output, size};
+
+/// The files of commands that read streams, for their man pages.
+pub const FILES: [Entry; 1] = [(
+    "DIR of --spill",
+    "A file without a name in it, for parts of a stream that come before it is known where they belong.",
+)];
+
+pub const COMMAND: Command = Command {
+    name: "convert",
+    operands: "<SOURCE>... <TARGET>",
+    summary: "Copy images to another, with format conversion",
+    options: Arguments::command,
+    run,
+    examples: "
+        # To raw, sparse
+        zebu convert -p disk.qcow2 copy.raw
+        # To a compressed qcow2 image
+        zebu convert -c -O qcow2 -o compression_type=zstd disk.raw small.qcow2
+        # A snapshot
+        zebu convert -l before-upgrade disk.qcow2 old.raw
+        # Only what differs from the backing file
+        zebu convert -O qcow2 -B base.qcow2 -F qcow2 overlay.qcow2 copy.qcow2
+        # For other hypervisors
+        zebu convert -O vmdk -o subformat=streamOptimized disk.qcow2 disk.vmdk
+        # From a web server
+        zebu convert https://example.org/disk.qcow2 fetched.raw
+        # The same, with a cache for the next time
+        zebu convert --cache-dir cache https://example.org/disk.qcow2 fetched.raw
+        # From a stream
+        gzip -c disk.qcow2 | zebu convert - piped.raw
+        # To a stream
+        zebu convert -O qcow2 disk.qcow2 - | gzip -c > disk.qcow2.gz",
+    files: &FILES,
+    ..Command::PLAIN
+};
 
 /// Copy one or more images to another, with format conversion
 #[derive(Default, Parser)]

@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::Format;
 
+use super::command::{Command, Place, Values};
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
@@ -29,6 +30,38 @@ use digest::{Digest, Digests};
 use job::Job;
 use limits::{Bounds, Watch};
 use verdict::{Cause, Record, Trouble};
+
+pub const COMMAND: Command = Command {
+    name: "import",
+    operands: "<SOURCE> <TARGET>",
+    summary: "Fetch, verify, unpack and convert an untrusted image",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Verified by a list of checksums
+        zebu import --sums SHA256SUMS disk.qcow2 imported.raw
+        # From a web server, within limits
+        zebu import --max-virtual-size 100G --max-download 10G --max-time 600 \
+          https://example.org/disk.qcow2 fetched.raw
+        # From a stream
+        gzip -c disk.qcow2 | zebu import -O qcow2 - piped.qcow2",
+    values: &[(
+        Place::Option("target_format"),
+        Values::Words(&["raw", "qcow2"]),
+    )],
+    exit_status: &[
+        ("0", "The image is in the target."),
+        ("1", "The arguments are wrong, or any other error."),
+        ("2", "The image is refused."),
+        ("3", "The source has another checksum."),
+        ("4", "A limit was exceeded."),
+        ("5", "The source could not be read."),
+        ("6", "The target could not be written."),
+        ("128 + n", "Signal n stopped it."),
+    ],
+    files: &super::convert::FILES,
+    ..Command::PLAIN
+};
 
 /// Import an untrusted image: fetch, verify, unpack and convert it in one pass
 #[derive(Clone, Parser)]

@@ -10,6 +10,21 @@ mod image;
 mod input;
 mod look;
 mod number;
+use super::command::Command;
+
+pub const COMMAND: Command = Command {
+    name: "io",
+    operands: "[FILENAME]",
+    summary: "Run commands on an image, in qemu-io's language",
+    options: definition,
+    run,
+    examples: "
+        # Write, and see where it is
+        zebu io -c 'write -P 0xff 1M 64k' -c map disk.qcow2
+        # The first sector
+        zebu io -r -c 'read -v 0 512' disk.qcow2",
+    ..Command::PLAIN
+};
 pub(super) mod opening;
 mod output;
 pub(super) mod overlay;
@@ -30,7 +45,6 @@ use zebu::block::Device;
 use zebu::storage::Queue;
 
 use crate::arguments::{with_command_options, with_usage};
-use crate::commands::with_examples;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, version};
 use crate::{block_cache, objects, trace, untrusted, wrapped};
@@ -224,7 +238,7 @@ fn help(invocation: &Invocation) -> String {
     let called = called(invocation);
     let mut command = definition();
     if invocation.role == "zebu" {
-        command = with_examples(command, "io");
+        command = COMMAND.with_examples(command);
     }
     let command = with_usage(
         command,

@@ -2,7 +2,6 @@
 //!
 //! The pages come from the same definitions as the help. The command `manual` writes them to a folder.
 
-pub mod examples;
 mod texts;
 
 use std::ffi::OsString;
@@ -11,20 +10,37 @@ use std::io::{self, Write as _};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
-use clap::{Command, Parser};
+use clap::{CommandFactory, Parser};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use zebu::internal::printable;
 
-use super::definitions;
+use super::COMMANDS;
+use super::command::{Command, Entry, Place, Values};
 use crate::arguments::{
     help_of_operands, parse, with_command_options, with_common_options, with_usage,
 };
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::printed::Shown;
-use examples::{Example, examples_of};
-use texts::Entry;
+
+pub const COMMAND: Command = Command {
+    name: "manual",
+    operands: "<FOLDER> [DATE]",
+    summary: "Write the man pages to a folder",
+    options: Arguments::command,
+    run,
+    examples: "
+        # All pages, into a new folder
+        zebu manual man1
+        # With a date
+        zebu manual man1 \"$(date +%F)\"",
+    values: &[
+        (Place::Operand(0), Values::Files),
+        (Place::Operands, Values::Nothing),
+    ],
+    ..Command::PLAIN
+};
 
 /// The name of the program.
 const PROGRAM: &str = "zebu";
@@ -95,9 +111,9 @@ fn is_date(text: &str) -> bool {
 struct Page {
     /// As it is called: `zebu backup list`.
     name: String,
-    /// The command without the program's name: `backup list`. Empty: the program itself.
-    command: String,
-    definition: Command,
+    /// What is told of it: of a subcommand or the program, what there is.
+    command: Command,
+    definition: clap::Command,
     /// The operands and what the help says of them, where clap knows them as a list.
     operands: Option<(&'static str, String)>,
 }
@@ -106,24 +122,37 @@ struct Page {
 fn pages() -> Vec<Page> {
     let mut all = vec![Page {
         name: PROGRAM.into(),
-        command: String::new(),
+        command: Command::PLAIN,
         definition: definition(),
         operands: None,
     }];
-    for (command, operands, definition) in definitions() {
-        let name = format!("{PROGRAM} {command}");
+    for command in COMMANDS {
+        let definition = command.definition();
+        let operands = command.operands;
+        let name = format!("{PROGRAM} {}", command.name);
         let help = help_of_operands(&definition).unwrap_or_default();
-        all.extend(definition.get_subcommands().map(|sub| Page {
-            name: format!("{name} {}", sub.get_name()),
-            command: format!("{command} {}", sub.get_name()),
-            definition: sub.clone().bin_name(format!("{name} {}", sub.get_name())),
-            operands: None,
+        all.extend(definition.get_subcommands().map(|sub| {
+            let own = command.exit_status_of_subcommands.iter();
+            let own = own.filter(|status| status.0 == sub.get_name());
+            let name = format!("{name} {}", sub.get_name());
+            Page {
+                command: Command {
+                    exit_status: own
+                        .map(|status| status.1)
+                        .next()
+                        .unwrap_or(Command::PLAIN.exit_status),
+                    ..Command::PLAIN
+                },
+                definition: sub.clone().bin_name(&name),
+                name,
+                operands: None,
+            }
         }));
         let definition = with_usage(definition, format!("{name} [OPTIONS] {operands}"));
         all.push(Page {
             definition: with_command_options(definition, &name),
             name,
-            command: command.into(),
+            command: *command,
             operands: Some((operands, help)),
         });
     }
@@ -131,9 +160,9 @@ fn pages() -> Vec<Page> {
 }
 
 /// The program, with its commands.
-pub fn definition() -> Command {
-    let commands = definitions().map(|(_, _, definition)| definition);
-    with_common_options(Command::new(PROGRAM), PROGRAM)
+pub fn definition() -> clap::Command {
+    let commands = COMMANDS.iter().map(Command::definition);
+    with_common_options(clap::Command::new(PROGRAM), PROGRAM)
         .about(ABOUT)
         .override_usage(format!(
             "{PROGRAM} [--untrusted] COMMAND [OPTIONS]\n{PROGRAM} help [COMMAND]\n{PROGRAM} --version"
@@ -164,7 +193,7 @@ impl Page {
         man.render_name_section(&mut out)?;
         man.render_synopsis_section(&mut out)?;
         let mut roff = Roff::default();
-        if self.command.is_empty() {
+        if self.is_program() {
             roff.control("SH", ["DESCRIPTION"]);
             roff.text([roman(WHAT)]);
         }
@@ -176,7 +205,7 @@ impl Page {
         }
         roff.to_writer(&mut out)?;
         man.render_options_section(&mut out)?;
-        if self.command.is_empty() || self.command == "backup" {
+        if self.definition.has_subcommands() {
             man.render_subcommands_section(&mut out)?;
         }
         let mut roff = Roff::default();
@@ -184,10 +213,10 @@ impl Page {
             roff.control("SH", ["NOTES"]);
             literal(&mut roff, &text);
         }
-        show_examples(&mut roff, examples_of(&self.command));
-        entries(&mut roff, "EXIT STATUS", texts::exit_status(&self.command));
-        entries(&mut roff, "FILES", texts::files(&self.command));
-        if self.command.is_empty() {
+        show_examples(&mut roff, &self.command);
+        entries(&mut roff, "EXIT STATUS", self.command.exit_status);
+        entries(&mut roff, "FILES", self.command.files);
+        if self.is_program() {
             entries(&mut roff, "NAMES OF IMAGES", texts::NAMES);
             entries(&mut roff, "ENVIRONMENT", texts::ENVIRONMENT);
         }
@@ -197,15 +226,18 @@ impl Page {
         Ok(out)
     }
 
+    fn is_program(&self) -> bool {
+        self.name == PROGRAM
+    }
+
     fn see_also(&self) -> Vec<clap_mangen::roff::Inline> {
-        match self.command.split_once(' ') {
-            _ if self.command.is_empty() => {
+        match self.name.rsplit_once(' ') {
+            Some((parent, _)) => vec![bold(parent.replace(' ', "-")), roman("(1)")],
+            None => {
                 let others =
                     ["qemu-img", "qemu-io", "qemu-nbd"].map(|name| [bold(name), roman("(1)")]);
                 others.join(&roman(", "))
             }
-            Some((command, _)) => vec![bold(format!("{PROGRAM}-{command}")), roman("(1)")],
-            None => vec![bold(PROGRAM), roman("(1)")],
         }
     }
 }
@@ -215,15 +247,12 @@ const WHAT: &str = "Each command has a page of its own; \"zebu help COMMAND\" pr
     Commands that qemu-img has take its options and print what it prints. Called by the name qemu-img, \
     qemu-io or qemu-nbd, the program is that one.";
 
-fn show_examples(roff: &mut Roff, examples: &[Example]) {
-    if examples.is_empty() {
-        return;
-    }
-    roff.control("SH", ["EXAMPLES"]);
-    for (index, (what, line)) in examples.iter().enumerate() {
-        if index > 0 {
-            roff.control("PP", []);
-        }
+fn show_examples(roff: &mut Roff, command: &Command) {
+    for (index, (what, line)) in command.examples().enumerate() {
+        match index {
+            0 => roff.control("SH", ["EXAMPLES"]),
+            _ => roff.control("PP", []),
+        };
         roff.text([roman(format!("{what}:"))]);
         roff.control("RS", ["4"]);
         literal(roff, line);

@@ -7,14 +7,31 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use zebu::block::{Device, Status};
 use zebu::storage::{CacheMode, Queue};
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::options::{OutputFormat, SourceOptions, one_name};
 use crate::{open, output, printed, size};
+
+pub const COMMAND: Command = Command {
+    name: "map",
+    operands: "<FILENAME>",
+    summary: "Dump image metadata",
+    options: Arguments::command,
+    run,
+    examples: "
+        # Where data are stored
+        zebu map disk.qcow2
+        # Everything, for programs
+        zebu map --output=json disk.qcow2
+        # A picture of the disk and of its file
+        zebu map --picture disk.svg disk.qcow2",
+    ..Command::PLAIN
+};
 
 /// Dump image metadata
 #[derive(Parser)]

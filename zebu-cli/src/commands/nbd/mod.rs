@@ -6,6 +6,7 @@ mod label;
 mod list;
 mod tls;
 
+use clap::CommandFactory;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use zebu::internal::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
+use super::command::{Command, Place, Values};
 use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
@@ -23,6 +25,36 @@ use crate::printed::Shown;
 use crate::trace;
 pub use arguments::Arguments;
 use label::SocketLabel;
+
+pub const COMMAND: Command = Command {
+    name: "nbd",
+    operands: "[FILENAME]",
+    summary: "Serve images over NBD",
+    options: Arguments::command,
+    run,
+    examples: "
+        # In the background, until it is killed
+        zebu nbd --fork --pid-file disk.pid -t -e 8 -k $PWD/disk.sock disk.qcow2
+        # What a server has
+        zebu nbd -L -k $PWD/disk.sock
+        # Copy from the server
+        zebu convert \"nbd+unix:///?socket=$PWD/disk.sock\" copy.raw
+        # Stop the server
+        kill $(cat disk.pid)",
+    values: &[(Place::Option("bitmap"), Values::Bitmaps)],
+    exit_status: &serve::EXIT_STATUS,
+    files: &[
+        (
+            "DIR of --tls-certificates",
+            "server-cert.pem, server-key.pem and ca-cert.pem, which signs the certificates of clients.",
+        ),
+        (
+            "FILE of --tls-psk",
+            "Lines USER:KEY, as psktool writes them.",
+        ),
+    ],
+    ..Command::PLAIN
+};
 
 /// Clients at a time at most, where no limit is given.
 const MOST_CLIENTS: usize = 1024;

@@ -15,6 +15,7 @@ use zebu::block::Device;
 use zebu::internal::Statistics;
 use zebu::storage::Queue;
 
+use crate::commands::command::Entry;
 use crate::failure::Failure;
 use crate::printed::Shown;
 pub use daemon::{Parent, fork};
@@ -23,6 +24,18 @@ pub use log::Log;
 pub use metrics::MetricsArguments;
 pub use pid_file::PidFile;
 pub use signals::Signals;
+
+/// The exit status of servers, for their man pages.
+pub const EXIT_STATUS: [Entry; 2] = [
+    (
+        "0",
+        "The server was stopped by SIGTERM, SIGINT or SIGHUP, or its last client left.",
+    ),
+    (
+        "1",
+        "The server could not start, or data could not be made durable.",
+    ),
+];
 
 /// An export of any server.
 pub trait Exported: Send + Sync {

@@ -11,11 +11,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
+use super::command::Command;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::metrics_address::MetricsAddress;
@@ -23,6 +24,23 @@ use crate::{localtime, output, signals, size};
 use sample::Sample;
 use screen::Screen;
 use view::{Line, View};
+
+pub const COMMAND: Command = Command {
+    name: "top",
+    operands: "<SOCKET>",
+    summary: "Show rates and latencies of a server, live",
+    options: Arguments::command,
+    run,
+    examples: "
+        # A server with metrics, until it is killed
+        zebu nbd --fork --pid-file disk.pid --metrics unix:$PWD/metrics.sock -t -k $PWD/disk.sock \
+          disk.qcow2
+        # Its rates in the last tenth of a second
+        zebu top -n 1 -i 0.1 metrics.sock
+        # Stop the server
+        kill $(cat disk.pid)",
+    ..Command::PLAIN
+};
 
 /// Show rates and latencies of a server that has --metrics, live
 ///

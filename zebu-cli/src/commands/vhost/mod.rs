@@ -7,10 +7,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
+use clap::CommandFactory;
 use zebu::storage::Queue;
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
+use super::command::Command;
 use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
@@ -19,6 +21,22 @@ use crate::objects;
 use crate::printed::Shown;
 pub use arguments::Arguments;
 use arguments::Wanted;
+
+pub const COMMAND: Command = Command {
+    name: "vhost-user-blk",
+    operands: "<FILENAME>",
+    summary: "Serve images to virtual machines over vhost-user",
+    options: Arguments::command,
+    run,
+    examples: "
+        # A disk of four virtqueues, in the background
+        zebu vhost-user-blk --fork --pid-file disk.pid --socket-path $PWD/disk.sock --num-queues 4 \
+          disk.qcow2
+        # Stop the server
+        kill $(cat disk.pid)",
+    exit_status: &serve::EXIT_STATUS,
+    ..Command::PLAIN
+};
 
 /// The capabilities that vhost-user back ends report: the options `--read-only` and `--blk-file`
 /// exist.
