@@ -8,16 +8,14 @@ use zebu::jobs::{self, AmendOptions};
 use zebu::storage::Queue;
 
 use super::command::{Command, Place, Values};
-use crate::create_options::{self, CreateOptions};
-use crate::failure::{Failure, Outcome};
-use crate::file_name::file_of;
-use crate::invocation::Invocation;
-use crate::known_options::{help_line, number};
-use crate::new_image::{log2, parse_format};
-use crate::options::{NameOptions, SourceOptions, target_cache};
-use crate::printed::Shown;
-use crate::progress::Progress;
-use crate::{open, output, same_file, signals};
+use crate::arguments::create_options::{self, CreateOptions};
+use crate::arguments::file_name::file_of;
+use crate::arguments::known_options::{help_line, number};
+use crate::arguments::{NameOptions, SourceOptions, target_cache};
+use crate::images::new_image::{log2, parse_format};
+use crate::images::{open, same_file};
+use crate::output::{self, Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "amend",

@@ -10,13 +10,12 @@ use zebu::storage::{CacheMode, OpenFile};
 use zebu_backup::{Disk, Entry, Manifest, Set, Step, TakeOptions};
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::file_name::file_of;
-use crate::invocation::Invocation;
-use crate::options::{SourceOptions, rate};
-use crate::printed::Shown;
-use crate::progress::{Progress, interrupted};
-use crate::{localtime, objects, open, output, same_file, size, streams};
+use crate::arguments::file_name::file_of;
+use crate::arguments::{SourceOptions, objects, rate, size};
+use crate::images::{open, same_file, streams};
+use crate::output::progress::interrupted;
+use crate::output::{self, Progress, Shown, localtime};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "backup",

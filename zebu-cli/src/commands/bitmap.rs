@@ -9,11 +9,10 @@ use zebu::block::Device;
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::{Command, Place, Values};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::options::{NameOptions, SourceOptions};
-use crate::printed::Shown;
-use crate::{open, signals, size};
+use crate::arguments::{NameOptions, SourceOptions, size};
+use crate::images::open;
+use crate::output::Shown;
+use crate::program::{Failure, Invocation, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "bitmap",

@@ -10,12 +10,12 @@ use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::json::{self, Map, Value};
-use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
-use crate::progress::Share;
-use crate::{open, output};
+use crate::arguments::{OutputFormat, SourceOptions, one_name, source_cache};
+use crate::images::open;
+use crate::output;
+use crate::output::json::{self, Map, Value};
+use crate::output::progress::Share;
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "check",

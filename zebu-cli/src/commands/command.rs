@@ -5,8 +5,7 @@ use std::fmt::Write;
 
 use zebu::block::CreateOption;
 
-use crate::failure::Outcome;
-use crate::invocation::Invocation;
+use crate::program::{Invocation, Outcome};
 
 /// A command. Each has one in its own file.
 #[derive(Clone, Copy)]

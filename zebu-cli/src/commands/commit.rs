@@ -10,13 +10,12 @@ use zebu::jobs::{self, CommitError, CommitOptions};
 use zebu::storage::Queue;
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::options::{NameOptions, SourceOptions, one_name, rate, target_cache};
-use crate::printed::Shown;
-use crate::progress::{Progress, interrupted};
-use crate::same_file::Fate;
-use crate::{open, output, same_file};
+use crate::arguments::{NameOptions, SourceOptions, one_name, rate, target_cache};
+use crate::images::open;
+use crate::images::same_file::{self, Fate};
+use crate::output::progress::interrupted;
+use crate::output::{self, Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "commit",

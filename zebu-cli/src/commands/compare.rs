@@ -8,12 +8,12 @@ use zebu::jobs::{self, CompareError, CompareOptions, Comparison, Unchanged};
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::options::{SourceOptions, source_cache};
-use crate::printed::{Shown, is_as_qemu};
-use crate::progress::{Progress, interrupted};
-use crate::{open, output};
+use crate::arguments::{SourceOptions, source_cache};
+use crate::images::open;
+use crate::output::printed::is_as_qemu;
+use crate::output::progress::interrupted;
+use crate::output::{self, Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "compare",

@@ -9,15 +9,17 @@ use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::{Command, Place, Values};
-use crate::create_options::{self, CreateOptions};
-use crate::failure::{Failure, Outcome};
-use crate::file_name::{as_value, beside, file_as};
-use crate::invocation::Invocation;
-use crate::known_options::{number, option_help};
-use crate::new_image::{NewFiles, new_format_help, other_files, parse_format, plan, refuse_object};
-use crate::printed::Shown;
-use crate::same_file::Fate;
-use crate::{objects, open, output, printed, same_file, size, untrusted};
+use crate::arguments::create_options::{self, CreateOptions};
+use crate::arguments::file_name::{as_value, beside, file_as};
+use crate::arguments::known_options::{number, option_help};
+use crate::arguments::{objects, size, untrusted};
+use crate::images::new_image::{
+    NewFiles, new_format_help, other_files, parse_format, plan, refuse_object,
+};
+use crate::images::open;
+use crate::images::same_file::{self, Fate};
+use crate::output::{self, Shown, printed};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "create",

@@ -11,16 +11,15 @@ use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::{Command, Place, Values};
-use crate::create_options::CreateOptions;
-use crate::failure::{Failure, Outcome};
-use crate::file_name::{file_as, file_of};
-use crate::invocation::Invocation;
-use crate::new_image::{NewFiles, new_format_help, parse_format, plan_to_fill};
-use crate::options::SourceOptions;
-use crate::printed::Shown;
-use crate::progress::{Progress, incomplete, interrupted};
-use crate::same_file::Fate;
-use crate::{objects, open, same_file, size, untrusted};
+use crate::arguments::create_options::CreateOptions;
+use crate::arguments::file_name::{file_as, file_of};
+use crate::arguments::{SourceOptions, objects, size, untrusted};
+use crate::images::new_image::{NewFiles, new_format_help, parse_format, plan_to_fill};
+use crate::images::open;
+use crate::images::same_file::{self, Fate};
+use crate::output::progress::{incomplete, interrupted};
+use crate::output::{Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "dd",

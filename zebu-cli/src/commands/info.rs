@@ -17,12 +17,11 @@ use zebu::names::Source;
 use zebu::qcow2::Snapshot;
 use zebu::storage::Queue;
 
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::json::{self, Value};
-use crate::options::{OutputFormat, SourceOptions, one_name, target_cache};
-use crate::printed::printable;
-use crate::{appliance, colours, open, output, untrusted};
+use crate::arguments::{OutputFormat, SourceOptions, one_name, target_cache, untrusted};
+use crate::images::{appliance, open};
+use crate::output::json::{self, Value};
+use crate::output::{self, colours, printable};
+use crate::program::{Failure, Invocation, Outcome};
 
 use super::command::Command;
 use report::Report;

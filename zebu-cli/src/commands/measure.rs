@@ -11,13 +11,13 @@ use zebu::jobs::{
 use zebu::storage::CacheMode;
 
 use super::command::Command;
-use crate::create_options::{CreateOptions, check_list};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::json::{self, Map};
-use crate::new_image::{export_format, parse_format};
-use crate::options::{OutputFormat, SourceOptions};
-use crate::{open, output, size};
+use crate::arguments::create_options::{CreateOptions, check_list};
+use crate::arguments::{OutputFormat, SourceOptions, size};
+use crate::images::new_image::{export_format, parse_format};
+use crate::images::open;
+use crate::output;
+use crate::output::json::{self, Map};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "measure",

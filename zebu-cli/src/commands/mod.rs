@@ -33,9 +33,8 @@ use std::ffi::OsString;
 use zebu::block::{FileDriver, Format};
 
 use crate::arguments::{parse_lossy as parse, with_command_options};
-use crate::failure::Outcome;
-use crate::invocation::Invocation;
-use crate::wrapped;
+use crate::output::wrapped;
+use crate::program::{Invocation, Outcome};
 use command::Command;
 
 /// All commands, by name.

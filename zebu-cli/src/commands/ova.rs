@@ -17,15 +17,14 @@ use zebu::storage::{CacheMode, LockRequest, Queue, Storage, Window};
 use zebu_ova::{NewAppliance, NewDisk};
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::file_name::file_of;
-use crate::invocation::Invocation;
-use crate::named::Named;
-use crate::options::SourceOptions;
-use crate::printed::Shown;
-use crate::progress::{Progress, interrupted};
-use crate::same_file::Fate;
-use crate::{objects, open, same_file, streams};
+use crate::arguments::file_name::file_of;
+use crate::arguments::{SourceOptions, objects};
+use crate::images::named::Named;
+use crate::images::same_file::{self, Fate};
+use crate::images::{open, streams};
+use crate::output::progress::interrupted;
+use crate::output::{Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "ova",

@@ -10,14 +10,13 @@ use zebu::names::Source;
 use zebu::storage::Queue;
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::new_image::is_format;
-use crate::options::{SourceOptions, one_name, source_cache, target_cache};
-use crate::printed::{Shown, printable};
-use crate::progress::{Progress, interrupted};
-use crate::same_file::Fate;
-use crate::{open, same_file, signals, untrusted};
+use crate::arguments::{SourceOptions, one_name, source_cache, target_cache, untrusted};
+use crate::images::new_image::is_format;
+use crate::images::open;
+use crate::images::same_file::{self, Fate};
+use crate::output::progress::interrupted;
+use crate::output::{Progress, Shown, printable};
+use crate::program::{Failure, Invocation, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "rebase",

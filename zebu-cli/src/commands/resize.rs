@@ -6,10 +6,10 @@ use clap::{CommandFactory, Parser};
 use zebu::block::{Length, Preallocation};
 
 use super::command::{Command, Place, Values};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::options::{NameOptions, SourceOptions, target_cache};
-use crate::{open, output, signals, size};
+use crate::arguments::{NameOptions, SourceOptions, size, target_cache};
+use crate::images::open;
+use crate::output;
+use crate::program::{Failure, Invocation, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "resize",

@@ -12,11 +12,10 @@ use zebu::storage::{CacheMode, Queue};
 
 use super::command::{Command, Place, Values};
 use super::info;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::options::{SourceOptions, one_name};
-use crate::printed::Shown;
-use crate::{open, output, signals};
+use crate::arguments::{SourceOptions, one_name};
+use crate::images::open;
+use crate::output::{self, Shown};
+use crate::program::{Failure, Invocation, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "snapshot",

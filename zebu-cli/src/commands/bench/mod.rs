@@ -16,10 +16,10 @@ use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions};
 use zebu::storage::{CacheMode, EngineKind};
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::printed::Shown;
-use crate::{objects, open, untrusted};
+use crate::arguments::{objects, untrusted};
+use crate::images::open;
+use crate::output::Shown;
+use crate::program::{Failure, Invocation, Outcome};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
 

@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 
 use super::Arguments;
-use crate::failure::Failure;
-use crate::size::{parse_number, parse_option, parse_within};
+use crate::arguments::size::{parse_number, parse_option, parse_within};
+use crate::program::Failure;
 
 /// The largest count, depth and size that qemu-img takes.
 const MAX: u64 = i32::MAX as u64;

@@ -15,7 +15,7 @@ use zebu::storage::{Buffer, EngineKind, Handle, Queue, QueueOptions};
 use super::flush_schedule::{FlushSchedule, Next};
 use super::offsets::Offsets;
 use super::plan::Plan;
-use crate::failure::Failure;
+use crate::program::Failure;
 
 /// What is in a buffer before something is read into it.
 const UNREAD: u8 = 0xa5;

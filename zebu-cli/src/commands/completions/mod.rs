@@ -18,10 +18,8 @@ use clap::{Arg, CommandFactory, Parser};
 use super::command::{Command, Place, Values};
 use crate::arguments::parse;
 use crate::commands::{self, manual};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::output;
-use crate::printed::Shown;
+use crate::output::{self, Shown};
+use crate::program::{Failure, Invocation, Outcome};
 use line::Line;
 
 pub const COMMAND: Command = Command {

@@ -9,10 +9,10 @@ use zebu::names::Source;
 use zebu::storage::{Queue, QueueOptions};
 
 use super::{Answer, Words};
+use crate::arguments::untrusted;
 use crate::commands;
 use crate::commands::command::{Place, Values};
-use crate::printed::printable;
-use crate::untrusted;
+use crate::output::printable;
 
 /// The words of options that are one of a few, by their ids.
 const WORDS: &[(&str, &[&str])] = &[

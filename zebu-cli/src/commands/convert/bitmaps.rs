@@ -8,9 +8,8 @@ use zebu::storage::Queue;
 use zebu::{Error, ErrorKind};
 
 use super::Arguments;
-use crate::failure::Failure;
-use crate::invocation::Invocation;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::{Failure, Invocation};
 
 /// The bitmaps of the only source. Those that are inconsistent or damaged are an error, or left out
 /// with a warning. They are looked at in QEMU's order, the last one first.

@@ -13,16 +13,13 @@ use zebu::jobs::{self, ConvertError, ConvertOptions, ExportFormat, StreamSink};
 use zebu::storage::{ObjectState, Upload};
 
 use super::{Arguments, Sources, ended, events};
-use crate::create_options::CreateOptions;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::new_image::{export_format, parse_format, plan_to_fill};
-use crate::options::target_cache;
-use crate::printed::Shown;
-use crate::progress::Progress;
-use crate::{appliance, open, same_file, streams};
+use crate::arguments::create_options::CreateOptions;
+use crate::arguments::{file_name, target_cache};
+use crate::images::new_image::{export_format, parse_format, plan_to_fill};
+use crate::images::{appliance, open, same_file, streams};
+use crate::output::{Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome, signals};
 #[cfg(feature = "object-store")]
-use crate::{file_name, signals};
 
 /// A target that is written in order.
 pub enum Output {
@@ -151,8 +148,10 @@ impl Output {
                 let upload = store.upload(|| signals::stop_signal().is_some());
                 let upload = upload.map_err(|e| {
                     let name = name.shown();
-                    crate::progress::interrupted(&format!("nothing was written to '{name}'"))
-                        .unwrap_or_else(|| Failure::new(format!("Could not write '{name}': {e}")))
+                    crate::output::progress::interrupted(&format!(
+                        "nothing was written to '{name}'"
+                    ))
+                    .unwrap_or_else(|| Failure::new(format!("Could not write '{name}': {e}")))
                 })?;
                 Ok((Box::new(upload.clone()), Begun::Object(upload)))
             }

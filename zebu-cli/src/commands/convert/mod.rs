@@ -17,16 +17,14 @@ use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
 use super::command::{Command, Entry};
-use crate::create_options;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::known_options::option_help;
-use crate::named::Named;
-use crate::new_image::{new_format_help, parse_format};
-use crate::options::{SourceOptions, rate, source_cache};
-use crate::printed::Shown;
-use crate::progress::{Progress, incomplete, interrupted};
-use crate::{appliance, open, output, size};
+use crate::arguments::known_options::option_help;
+use crate::arguments::{SourceOptions, create_options, rate, size, source_cache};
+use crate::images::named::Named;
+use crate::images::new_image::{new_format_help, parse_format};
+use crate::images::{appliance, open};
+use crate::output::progress::{incomplete, interrupted};
+use crate::output::{self, Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome};
 
 /// The files of commands that read streams, for their man pages.
 pub const FILES: [Entry; 1] = [(

@@ -11,14 +11,15 @@ use zebu::storage::{CacheMode, Queue, Storage};
 
 use super::export::{self, Begun, Output};
 use super::{Arguments, ended, target};
-use crate::create_options::CreateOptions;
-use crate::failure::{Failure, Outcome};
-use crate::file_name::file_of;
-use crate::named::Named;
-use crate::printed::Shown;
-use crate::progress::{Progress, incomplete};
-use crate::streams::{self, Input};
-use crate::{open, same_file, size, untrusted};
+use crate::arguments::create_options::CreateOptions;
+use crate::arguments::file_name::file_of;
+use crate::arguments::{size, untrusted};
+use crate::images::named::Named;
+use crate::images::streams::{self, Input};
+use crate::images::{open, same_file};
+use crate::output::progress::incomplete;
+use crate::output::{Progress, Shown};
+use crate::program::{Failure, Outcome};
 
 /// Bytes that are kept of a stream by default, with `--spill`.
 const SPILL: u64 = 64 << 30;

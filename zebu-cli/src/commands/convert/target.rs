@@ -11,14 +11,14 @@ use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, Queue, Storage};
 
 use super::{Arguments, bitmaps};
-use crate::create_options::CreateOptions;
-use crate::failure::Failure;
-use crate::file_name::{after_file, as_value, beside, file_as};
-use crate::new_image::{NewFiles, check_level, other_files, parse_format, plan_to_fill};
-use crate::options::target_cache;
-use crate::printed::Shown;
-use crate::same_file::Fate;
-use crate::{appliance, objects, open, same_file, untrusted};
+use crate::arguments::create_options::CreateOptions;
+use crate::arguments::file_name::{after_file, as_value, beside, file_as};
+use crate::arguments::{objects, target_cache, untrusted};
+use crate::images::new_image::{NewFiles, check_level, other_files, parse_format, plan_to_fill};
+use crate::images::same_file::{self, Fate};
+use crate::images::{appliance, open};
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// What a target gets.
 pub struct Content<'a> {

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::printed::Shown;
+use crate::output::Shown;
 use sha2::{Digest as _, Sha256, Sha512};
 
 /// A kind of checksum.

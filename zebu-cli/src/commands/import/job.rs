@@ -17,13 +17,13 @@ use zebu::{ErrorKind, Limits};
 use super::source::{Bounded, Opened, Seekable};
 use super::verdict::{Cause, Record, Trouble};
 use super::{Bounds, Digests, Wanted, Watch};
+use crate::arguments::untrusted;
 use crate::commands::convert::{self, stream, target};
-use crate::failure::Failure;
-use crate::named::Named;
-use crate::new_image::NewFiles;
-use crate::printed::Shown;
-use crate::progress::Progress;
-use crate::{open, untrusted};
+use crate::images::named::Named;
+use crate::images::new_image::NewFiles;
+use crate::images::open;
+use crate::output::{Progress, Shown};
+use crate::program::Failure;
 
 /// Bytes of a list of checksums at most.
 const LIST: usize = 4 << 20;
@@ -336,7 +336,7 @@ impl Job {
         if let Some(trouble) = self.record.refused_names() {
             return Err(trouble);
         }
-        let device = open(&how.l2_cache_size(Some(crate::open::ONCE_THROUGH)));
+        let device = open(&how.l2_cache_size(Some(crate::images::open::ONCE_THROUGH)));
         let sources = [device.map_err(of_source)?];
         let size = sources[0].size();
         let content = target::Content::of(&sources);

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::verdict::{Cause, Trouble};
-use crate::{signals, size};
+use crate::arguments::size;
+use crate::program::signals;
 
 /// Bytes that the image in the source may have, after decompression.
 #[derive(Clone, Debug)]

@@ -18,14 +18,12 @@ use clap::{CommandFactory, Parser};
 use zebu::block::Format;
 
 use super::command::{Command, Place, Values};
-use crate::create_options::{self, CreateOptions};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::known_options::option_help;
-use crate::options::{NameOptions, SourceOptions};
-use crate::printed::Shown;
-use crate::progress::Progress;
-use crate::{output, same_file, signals, size, streams, untrusted};
+use crate::arguments::create_options::{self, CreateOptions};
+use crate::arguments::known_options::option_help;
+use crate::arguments::{NameOptions, SourceOptions, size, untrusted};
+use crate::images::{same_file, streams};
+use crate::output::{self, Progress, Shown};
+use crate::program::{Failure, Invocation, Outcome, signals};
 use digest::{Digest, Digests};
 use job::Job;
 use limits::{Bounds, Watch};
@@ -294,5 +292,5 @@ fn supervised(
 
 /// What follows `file:`, or the name.
 fn path(name: &OsStr) -> &OsStr {
-    crate::file_name::after_file(name).unwrap_or(name)
+    crate::arguments::file_name::after_file(name).unwrap_or(name)
 }

@@ -19,10 +19,10 @@ use zebu::storage::{self, FileStamp, OpenFile, Queue, QueueOptions, Storage};
 
 use super::digest::{Digests, Hashing};
 use super::verdict::{Cause, Record, Trouble};
-use crate::options::NameOptions;
-use crate::printed::Shown;
-use crate::streams::{self, Input};
-use crate::{block_cache, objects, same_file, size};
+use crate::arguments::{NameOptions, block_cache, objects, size};
+use crate::images::same_file;
+use crate::images::streams::{self, Input};
+use crate::output::Shown;
 
 /// Bytes that are read at a time, and pieces of that size that wait for the conversion.
 const PIECE: usize = 1 << 20;
@@ -168,7 +168,7 @@ impl Opened {
             }
             Bytes::Remote(storage) => {
                 let at = storage.len().ok()?.checked_sub(SECTOR)?;
-                let queue = crate::open::queue().ok()?;
+                let queue = crate::images::open::queue().ok()?;
                 let read = storage::read_vec(&**storage, &queue, at, SECTOR as usize);
                 queue.block_on(read).ok()
             }
@@ -227,7 +227,7 @@ impl Opened {
 
 /// Whether it is an object, a file on an SSH server or an image in Ceph.
 fn is_remote(file: &FileSpec) -> bool {
-    crate::file_name::is_remote(file.driver.name()) && file.nbd().is_none()
+    crate::arguments::file_name::is_remote(file.driver.name()) && file.nbd().is_none()
 }
 
 /// The name of a file or of what is elsewhere.

@@ -10,9 +10,9 @@ use zebu::jobs::ConvertError;
 use zebu::names::without_queries;
 
 use super::digest::{Digest, Digests};
-use crate::json::{self, Map, Value};
-use crate::printed::Shown;
-use crate::signals;
+use crate::output::Shown;
+use crate::output::json::{self, Map, Value};
+use crate::program::signals;
 
 /// Why an import fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

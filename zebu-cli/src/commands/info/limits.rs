@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zebu::block::Layer;
 use zebu::storage::Storage;
 
-use crate::json::{Map, Value};
+use crate::output::json::{Map, Value};
 
 /// What QEMU's programs say of every image: their requests have at most so many segments.
 const MAX_SEGMENTS: u64 = 1024;

@@ -12,7 +12,7 @@ use zebu::storage::{Queue, Storage};
 use super::limits::Limits;
 use super::specific;
 use super::untrusted_report::Untrusted;
-use crate::json::{Map, Value};
+use crate::output::json::{Map, Value};
 
 /// One image.
 pub struct Report {

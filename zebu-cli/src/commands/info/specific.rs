@@ -8,8 +8,8 @@ use zebu::internal::structures::{LuksHeader, LuksSlot};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
-use crate::json::{Map, Value};
-use crate::printed::printable;
+use crate::output::json::{Map, Value};
+use crate::output::printable;
 
 /// That of a device's top image, in qemu-img's order; None: there is none.
 pub fn of(queue: &Queue, device: &Device) -> zebu::Result<Option<Value>> {

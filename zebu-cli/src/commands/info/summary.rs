@@ -8,11 +8,10 @@ use zebu::block::{Device, Layer};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
-use crate::colours::Style;
-use crate::printed::printable;
-use crate::size::percent;
-use crate::survey::{LAYERS, Survey};
-use crate::{localtime, size};
+use crate::arguments::size::{self, percent};
+use crate::images::survey::{LAYERS, Survey};
+use crate::output::colours::Style;
+use crate::output::{localtime, printable};
 
 /// Cells that are looked at: bounds the work.
 const CELLS: u64 = 1024;

@@ -8,9 +8,10 @@ use zebu::qcow2::Snapshot;
 
 use super::limits::Limits;
 use super::report::{FileReport, Report};
-use crate::colours::Style;
-use crate::json::Value;
-use crate::{localtime, printed, size};
+use crate::arguments::size;
+use crate::output::colours::Style;
+use crate::output::json::Value;
+use crate::output::{localtime, printed};
 
 /// All reports, separated by empty lines. Bytes of names that are not UTF-8 stay.
 pub fn reports(reports: &[Report]) -> Vec<u8> {
@@ -250,7 +251,7 @@ fn clock(nanoseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::json::Map;
+    use crate::output::json::Map;
 
     #[test]
     fn values_as_lines() {

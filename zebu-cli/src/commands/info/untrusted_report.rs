@@ -8,7 +8,7 @@ use zebu::block::{Device, FileSpec};
 use zebu::internal::{printable, printable_bytes};
 use zebu::names::Source;
 
-use crate::json::{Map, Value};
+use crate::output::json::{Map, Value};
 
 /// The report on an untrusted image.
 pub struct Untrusted {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 
 use super::number::MAX_REQUEST;
-use crate::printed::Shown;
+use crate::output::Shown;
 
 /// What a command writes.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::block_cache;
+use crate::arguments::block_cache;
 
 /// A long option: its name, whether it takes a value, and the letter that
 /// [`Getopt`] reports for it.

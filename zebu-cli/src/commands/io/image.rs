@@ -10,7 +10,8 @@ use zebu::storage::{Buffer, EngineKind, Handle, Queue, QueueOptions};
 
 use super::opening::{Opening, changed};
 use super::overlay::Overlay;
-use crate::{open, untrusted};
+use crate::arguments::untrusted;
+use crate::images::open;
 
 /// Requests in flight at most; a further one waits for all of them.
 const MAX_IN_FLIGHT: usize = 1024;

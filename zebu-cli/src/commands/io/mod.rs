@@ -10,21 +10,6 @@ mod image;
 mod input;
 mod look;
 mod number;
-use super::command::Command;
-
-pub const COMMAND: Command = Command {
-    name: "io",
-    operands: "[FILENAME]",
-    summary: "Run commands on an image, in qemu-io's language",
-    options: definition,
-    run,
-    examples: "
-        # Write, and see where it is
-        zebu io -c 'write -P 0xff 1M 64k' -c map disk.qcow2
-        # The first sector
-        zebu io -r -c 'read -v 0 512' disk.qcow2",
-    ..Command::PLAIN
-};
 pub(super) mod opening;
 mod output;
 pub(super) mod overlay;
@@ -44,13 +29,27 @@ use clap::ArgAction;
 use zebu::block::Device;
 use zebu::storage::Queue;
 
-use crate::arguments::{with_command_options, with_usage};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::{Invocation, version};
-use crate::{block_cache, objects, trace, untrusted, wrapped};
+use super::command::Command;
+use crate::arguments::{block_cache, objects, untrusted, with_command_options, with_usage};
+use crate::output::wrapped;
+use crate::program::{Failure, Invocation, Outcome, trace, version};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
+
+pub const COMMAND: Command = Command {
+    name: "io",
+    operands: "[FILENAME]",
+    summary: "Run commands on an image, in qemu-io's language",
+    options: definition,
+    run,
+    examples: "
+        # Write, and see where it is
+        zebu io -c 'write -P 0xff 1M 64k' -c map disk.qcow2
+        # The first sector
+        zebu io -r -c 'read -v 0 512' disk.qcow2",
+    ..Command::PLAIN
+};
 
 const LONG: &[Long] = &[
     ("aio", Takes::Value, 'i'),

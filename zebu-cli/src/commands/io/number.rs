@@ -1,4 +1,4 @@
-//! Numbers as qemu-io parses them, and sizes as it prints them. [`crate::size`] parses sizes.
+//! Numbers as qemu-io parses them, and sizes as it prints them. [`crate::arguments::size`] parses sizes.
 
 use zebu::names::parse_integer;
 
@@ -32,7 +32,7 @@ pub fn human_size(bytes: f64) -> String {
 mod tests {
     //! Guards against numbers with another meaning than in qemu-io 10.
     use super::*;
-    use crate::size::{SizeError, parse as parse_size};
+    use crate::arguments::size::{SizeError, parse as parse_size};
 
     #[test]
     fn sizes() {

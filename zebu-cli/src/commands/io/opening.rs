@@ -5,9 +5,9 @@ use std::ffi::{OsStr, OsString};
 use zebu::names::{Source, without_queries};
 use zebu::storage::{CacheMode, EngineKind};
 
-use crate::file_name::as_value;
-use crate::open;
-use crate::printed::printable;
+use crate::arguments::file_name::as_value;
+use crate::images::open;
+use crate::output::printable;
 
 /// The image to open, and the options of opening.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use std::fmt::{Arguments, Display};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::rc::Rc;
 
-use crate::printed;
+use crate::output::printed;
 
 /// Buffered standard output, shared by the session and by requests in flight.
 #[derive(Clone)]

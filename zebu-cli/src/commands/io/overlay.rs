@@ -12,9 +12,10 @@ use zebu::names::{Source, first_item, protocol};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
-use crate::file_name::as_value;
-use crate::printed::Shown;
-use crate::{open, untrusted};
+use crate::arguments::file_name::as_value;
+use crate::arguments::untrusted;
+use crate::images::open;
+use crate::output::Shown;
 
 /// The directory of temporary images, without `TMPDIR`. They may be large, and `/tmp` is often
 /// memory.

@@ -12,7 +12,7 @@ use super::getopt::Getopt;
 use super::image::OpenImage;
 use super::opening::Opening;
 use super::session::{Command, Session};
-use crate::printed::Shown;
+use crate::output::Shown;
 
 /// reopen.
 pub const COMMANDS: &[Command] = &[Command {

@@ -5,7 +5,7 @@ use zebu::Error;
 use super::command::{Failure, Outcome};
 use super::number::{MAX_REQUEST, parse_pattern};
 use super::output::Output;
-use crate::size::{self, SizeError};
+use crate::arguments::size::{self, SizeError};
 
 /// Offset and total length of a command with any number of lengths.
 pub fn segments(args: &[&str]) -> Result<(u64, usize), Failure> {

@@ -20,9 +20,8 @@ use super::command::{Command, Entry, Place, Values};
 use crate::arguments::{
     help_of_operands, parse, with_command_options, with_common_options, with_usage,
 };
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "manual",

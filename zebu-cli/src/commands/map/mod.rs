@@ -12,10 +12,10 @@ use zebu::block::{Device, Status};
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::{open, output, printed, size};
+use crate::arguments::{OutputFormat, SourceOptions, one_name, size};
+use crate::images::open;
+use crate::output::{self, printed};
+use crate::program::{Failure, Invocation, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "map",

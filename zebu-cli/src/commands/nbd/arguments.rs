@@ -4,9 +4,9 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
+use crate::arguments::size;
 use crate::commands::serve::{ImageArguments, MetricsArguments, refuse_stats};
-use crate::failure::Failure;
-use crate::size;
+use crate::program::Failure;
 
 /// Serves images over NBD.
 #[derive(Debug, Parser)]

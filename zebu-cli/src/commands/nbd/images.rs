@@ -10,9 +10,9 @@ use zebu::storage::Queue;
 use zebu_nbd::{Export, ExportOptions};
 
 use super::arguments::Arguments;
-use crate::failure::Failure;
-use crate::printed::Shown;
-use crate::size;
+use crate::arguments::size;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// Name of the export, and the image.
 fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {

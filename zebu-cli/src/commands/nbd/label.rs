@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::failure::Failure;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// The file in which the kernel keeps the label of the thread's new sockets: empty for that of the process.
 const FILE: &str = "/proc/thread-self/attr/sockcreate";

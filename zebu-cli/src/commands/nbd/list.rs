@@ -12,9 +12,8 @@ use zebu::internal::nbd::{
 };
 
 use super::arguments::Arguments;
-use crate::failure::{Failure, Outcome};
-use crate::printed::Shown;
-use crate::{output, printed};
+use crate::output::{self, Shown, printed};
+use crate::program::{Failure, Outcome};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);

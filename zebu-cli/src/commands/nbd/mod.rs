@@ -19,10 +19,8 @@ use zebu_nbd::{Export, Listener, Server, ServerOptions};
 use super::command::{Command, Place, Values};
 use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::{Invocation, version};
-use crate::printed::Shown;
-use crate::trace;
+use crate::output::Shown;
+use crate::program::{Failure, Invocation, Outcome, trace, version};
 pub use arguments::Arguments;
 use label::SocketLabel;
 

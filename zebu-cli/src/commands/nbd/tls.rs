@@ -6,9 +6,9 @@ use std::path::Path;
 use zebu::tls::ServerTls;
 
 use super::arguments::Arguments;
-use crate::failure::Failure;
-use crate::objects::{self, KEYS, Kind, Object, note_file};
-use crate::printed::Shown;
+use crate::arguments::objects::{self, KEYS, Kind, Object, note_file};
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// What TLS needs, if it is wanted.
 pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {

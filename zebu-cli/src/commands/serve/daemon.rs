@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use crate::failure::Failure;
+use crate::program::Failure;
 
 /// The process that waits for the child to be ready.
 pub struct Parent(UnixStream);

@@ -10,11 +10,12 @@ use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
+use crate::arguments::{size, untrusted};
 use crate::commands::io::opening::Opening;
 use crate::commands::io::overlay::Overlay;
-use crate::failure::Failure;
-use crate::printed::Shown;
-use crate::{open, size, untrusted};
+use crate::images::open;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// A thread that waits for longer has nothing to do, and sleeps.
 const MAX_POLL: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use crate::printed;
+use crate::output::printed;
 
 /// Messages that wait to be written at most. More are lost.
 const WAITING: usize = 1000;

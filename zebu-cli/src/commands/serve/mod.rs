@@ -16,8 +16,8 @@ use zebu::internal::Statistics;
 use zebu::storage::Queue;
 
 use crate::commands::command::Entry;
-use crate::failure::Failure;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::Failure;
 pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
 pub use log::Log;

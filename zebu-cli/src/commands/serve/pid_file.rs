@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use zebu::block::Device;
 
-use crate::failure::Failure;
-use crate::printed::Shown;
-use crate::same_file;
+use crate::images::same_file;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// Bytes of such a file at most.
 const MOST: usize = 32;

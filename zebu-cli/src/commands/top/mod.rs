@@ -17,10 +17,10 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
 use super::command::Command;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::metrics_address::MetricsAddress;
-use crate::{localtime, output, signals, size};
+use crate::arguments::metrics_address::MetricsAddress;
+use crate::arguments::size;
+use crate::output::{self, localtime};
+use crate::program::{Failure, Invocation, Outcome, signals};
 use sample::Sample;
 use screen::Screen;
 use view::{Line, View};
@@ -250,7 +250,7 @@ impl Display<'_> {
         let mut lines = self.source.lines(before, &self.last);
         if let Some(why) = &self.problem {
             let text = format!("No metrics from '{}': {why}", self.source.name);
-            lines[1] = (text, Some(crate::colours::Style::Red));
+            lines[1] = (text, Some(crate::output::colours::Style::Red));
         }
         match &self.screen {
             Some(screen) => screen.show(&lines),

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use zebu::internal::addresses;
 
-use crate::metrics_address::MetricsAddress;
+use crate::arguments::metrics_address::MetricsAddress;
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(3);

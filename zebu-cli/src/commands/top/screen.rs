@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 use super::view::Line;
-use crate::colours::{self, Style};
+use crate::output::colours::{self, Style};
 
 /// The other page of the terminal, no cursor, no automatic line breaks.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";

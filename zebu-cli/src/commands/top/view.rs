@@ -1,9 +1,9 @@
 //! The rates between two samples, as lines of text.
 
 use super::sample::{Export, Operation, Sample};
-use crate::colours::Style;
-use crate::printed::printable;
-use crate::size;
+use crate::arguments::size;
+use crate::output::colours::Style;
+use crate::output::printable;
 
 /// Columns of a name.
 const NAME: usize = 12;

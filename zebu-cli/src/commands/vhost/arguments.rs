@@ -7,10 +7,10 @@ use clap::Parser;
 use zebu::names::{parse_switch, split_list};
 use zebu_vhost::MAX_QUEUES;
 
+use crate::arguments::size;
 use crate::commands::serve::{ImageArguments, MetricsArguments};
-use crate::failure::Failure;
-use crate::printed::Shown;
-use crate::size;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// Serves images to virtual machines.
 #[derive(Debug, Parser)]

@@ -13,12 +13,10 @@ use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
 use super::command::Command;
-use crate::arguments::parse;
+use crate::arguments::{objects, parse};
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
-use crate::failure::{Failure, Outcome};
-use crate::invocation::Invocation;
-use crate::objects;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::{Failure, Invocation, Outcome};
 pub use arguments::Arguments;
 use arguments::Wanted;
 

@@ -2,7 +2,7 @@
 //! (<https://jfly.uni-koeln.de/color/>). Compressed data have a lighter shade.
 
 use super::canvas::Colour;
-use crate::survey::LAYERS;
+use crate::images::survey::LAYERS;
 
 /// Data of each image of the chain, from the top.
 const LAYER: [Colour; LAYERS] = [

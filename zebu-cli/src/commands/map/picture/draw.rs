@@ -6,9 +6,9 @@ use zebu::block::{Device, Layer};
 
 use super::canvas::{CHARACTER, Canvas, Colour, LINE};
 use super::colours;
-use crate::printed::printable;
-use crate::size::{self, percent};
-use crate::survey::{Bytes, COLUMNS, Check, FileMap, LAYERS, ROWS, Survey};
+use crate::arguments::size::{self, percent};
+use crate::images::survey::{Bytes, COLUMNS, Check, FileMap, LAYERS, ROWS, Survey};
+use crate::output::printable;
 
 /// Cells of the disk at most.
 pub const MOST_CELLS: u64 = 3840;

@@ -14,10 +14,10 @@ use std::path::Path;
 use zebu::block::{Device, FileSpec};
 use zebu::storage::Queue;
 
-use crate::failure::Failure;
-use crate::printed::Shown;
-use crate::same_file;
-use crate::survey::{self, Survey};
+use crate::images::same_file;
+use crate::images::survey::{self, Survey};
+use crate::output::Shown;
+use crate::program::Failure;
 use canvas::Canvas;
 use draw::Picture;
 

@@ -19,9 +19,9 @@ use clap::Args;
 use zebu_nbd::Listener;
 
 use super::{Exported, failed};
-use crate::failure::Failure;
-use crate::metrics_address::MetricsAddress;
-use crate::printed::Shown;
+use crate::arguments::metrics_address::MetricsAddress;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// Where metrics are asked for.
 #[derive(Debug, Args)]

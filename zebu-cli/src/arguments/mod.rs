@@ -1,15 +1,31 @@
-//! The arguments of a command.
+//! The arguments of commands.
+//!
+//! Here clap reads them. `options` are those that many commands have, `size` numbers, `file_name` names of files,
+//! `create_options` and `known_options` those of formats (`-o`). What holds for every image that is opened is in
+//! `untrusted`, `objects` and `block_cache`.
+
+pub mod block_cache;
+pub mod create_options;
+pub mod file_name;
+pub mod known_options;
+pub mod metrics_address;
+pub mod objects;
+pub mod options;
+pub mod size;
+pub mod untrusted;
 
 use std::any::TypeId;
 use std::ffi::OsString;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+pub use options::{
+    NameOptions, OutputFormat, SourceOptions, one_name, rate, source_cache, target_cache,
+};
 
 use crate::commands;
-use crate::failure::Failure;
-use crate::invocation::{Invocation, unrecognized};
-use crate::{block_cache, output, untrusted, wrapped};
+use crate::output::{self, wrapped};
+use crate::program::{Failure, Invocation, unrecognized};
 
 /// Parses a command's arguments with clap. Errors are in getopt's words, on which scripts may depend.
 ///

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use zebu::block::Device;
 use zebu::storage::Queue;
 
-use crate::untrusted;
+use crate::arguments::untrusted;
 
 /// Parts of the disks whose data are added up.
 const PARTS: u64 = 4096;

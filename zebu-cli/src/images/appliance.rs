@@ -12,12 +12,12 @@ use zebu::names::{Source, protocol};
 use zebu::storage::Queue;
 use zebu_ova::{Appliance, Disk, Stored};
 
-use crate::failure::{Failure, Outcome};
-use crate::file_name::as_value;
-use crate::json::{self, Map, Value};
-use crate::options::{NameOptions, OutputFormat};
-use crate::printed::printable;
-use crate::{open, output, same_file, size, untrusted};
+use crate::arguments::file_name::as_value;
+use crate::arguments::{NameOptions, OutputFormat, size, untrusted};
+use crate::images::{open, same_file};
+use crate::output::json::{self, Map, Value};
+use crate::output::{self, printable};
+use crate::program::{Failure, Outcome};
 
 /// Whether a name is the path of an appliance, if its format is not given.
 pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {

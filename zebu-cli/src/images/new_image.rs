@@ -9,7 +9,7 @@ pub use zebu::internal::new_image::{
 };
 use zebu::jobs::{CreateQcow2, ExportFormat};
 
-use crate::create_options::CreateOptions;
+use crate::arguments::create_options::CreateOptions;
 
 /// The names of formats that `keep` is true of, for help texts.
 pub fn format_names(keep: impl Fn(Format) -> bool) -> String {

@@ -6,8 +6,8 @@ pub use zebu::internal::new_image::parse_file_size as parse;
 pub use zebu::names::SizeError;
 use zebu::names::parse_integer;
 
-use crate::failure::Failure;
-use crate::printed::printable;
+use crate::output::printable;
+use crate::program::Failure;
 
 /// The message of qemu-img for a size that is wrong: `what` is "image size",
 /// "start offset" and the like.

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use zebu::names::without_queries;
 
-use crate::closest::closest;
-use crate::failure::Failure;
-use crate::{printed, signals};
+use crate::output::printed;
+use crate::program::closest::closest;
+use crate::program::{Failure, signals};
 
 /// How the program was called.
 #[derive(Clone, Debug)]

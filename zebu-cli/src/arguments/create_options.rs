@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 pub use zebu::internal::new_image::CreateOptions;
 use zebu::names::split_list;
 
-use crate::failure::Failure;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::Failure;
 
 /// Whether `-o` requests the list of options.
 pub fn asks_for_help(texts: &[OsString]) -> bool {

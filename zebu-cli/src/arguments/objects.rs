@@ -15,8 +15,8 @@ use zebu::block::{Objects, Secret, ThrottleGroup, ThrottleLimits};
 use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
-use crate::failure::Failure;
-use crate::printed::Shown;
+use crate::output::Shown;
+use crate::program::Failure;
 
 static KEPT: Mutex<Option<Objects>> = Mutex::new(None);
 

@@ -9,9 +9,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use rustix::fs::OFlags;
 use zebu::names::protocol;
 
-use crate::descriptors::was_closed;
-use crate::file_name::after_file;
-use crate::same_file;
+use crate::arguments::file_name::after_file;
+use crate::images::same_file;
+use crate::program::descriptors::was_closed;
 
 /// Standard input or output.
 pub const STANDARD: &str = "-";

@@ -4,8 +4,8 @@ use std::ffi::{OsStr, OsString};
 
 use zebu::storage::CacheMode;
 
-use crate::failure::Failure;
-use crate::{objects, size};
+use crate::arguments::{objects, size};
+use crate::program::Failure;
 
 /// How an image is named.
 #[derive(clap::Args, Clone, Debug, Default)]

@@ -13,12 +13,12 @@ use zebu::jobs::{self, CheckMessage};
 use zebu::names::{Source, protocol};
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
-use crate::failure::Failure;
-use crate::file_name::after_file;
-use crate::invocation::Invocation;
-use crate::options::SourceOptions;
-use crate::printed::{is_as_qemu, printable};
-use crate::{same_file, untrusted};
+use crate::arguments::file_name::after_file;
+use crate::arguments::{SourceOptions, untrusted};
+use crate::images::same_file;
+use crate::output::printable;
+use crate::output::printed::is_as_qemu;
+use crate::program::{Failure, Invocation};
 
 /// A queue on this thread, with the engine that the kernel offers.
 pub fn queue() -> Result<Queue, Failure> {

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use zebu::block::{Device, FileDriver, FileSpec, Layer};
 use zebu::storage::{self, FileStamp, OpenFile, Storage};
 
-use crate::{objects, open, streams};
+use crate::arguments::objects;
+use crate::images::{open, streams};
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";

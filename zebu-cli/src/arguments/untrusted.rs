@@ -9,8 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use zebu::Limits;
 use zebu::block::{OpenOptions, Policy};
 
-use crate::failure::Failure;
-use crate::{block_cache, objects, printed};
+use crate::arguments::{block_cache, objects};
+use crate::output::printed;
+use crate::program::Failure;
 
 /// The option's name, without dashes.
 pub const NAME: &str = "untrusted";

@@ -6,7 +6,7 @@ use zebu::internal::new_image::{NewFiles, check_names};
 use zebu::jobs::Target;
 use zebu::storage::Storage;
 
-use crate::failure::Failure;
+use crate::program::Failure;
 
 /// The files of a target.
 pub struct Named(Vec<Arc<dyn Storage>>);

@@ -2,7 +2,7 @@
 
 use zebu::block::Format;
 
-use crate::closest::closest;
+use crate::program::closest::closest;
 
 /// What follows a message where its command has nothing of its own to say; or nothing.
 pub fn after(message: &str) -> String {

@@ -1,16 +1,30 @@
 //! The program: finds the command by the program's name or its first argument, runs it, and reports
 //! a failure.
+//!
+//! `invocation` is how it was called, which every command gets; `failure` how one ends badly, with `next_step`
+//! and `closest` for what to do then. `signals`, `descriptors` and `file_limit` are what the process has of
+//! the system.
+
+pub mod closest;
+pub mod descriptors;
+pub mod failure;
+pub mod file_limit;
+pub mod invocation;
+pub mod next_step;
+pub mod signals;
+pub mod trace;
 
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::closest::closest;
-use crate::commands;
-use crate::commands::completions;
-use crate::failure::{Failure, Outcome};
-use crate::invocation::{Invocation, unrecognized, version};
-use crate::{descriptors, file_limit, next_step, output, printed, signals, trace, untrusted};
+pub use failure::{Failure, Outcome};
+pub use invocation::{Invocation, unrecognized, version};
+
+use crate::arguments::untrusted;
+use crate::commands::{self, completions};
+use crate::output::{self, printed};
+use crate::program::closest::closest;
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use zebu::names::split_list;
 
-use crate::invocation::Invocation;
+use crate::program::Invocation;
 
 /// Takes the value of the option: as in QEMU, a pattern may fit no event, and the name of one that does not
 /// exist is told.

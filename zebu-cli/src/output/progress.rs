@@ -9,11 +9,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zebu::block::Device;
 use zebu::storage::Queue;
 
-use crate::failure::Failure;
-use crate::new_image::NewFiles;
-use crate::printed::Shown;
-use crate::signals;
-use crate::work::Work;
+use crate::images::new_image::NewFiles;
+use crate::images::work::Work;
+use crate::output::Shown;
+use crate::program::{Failure, signals};
 
 /// The progress of a job over a number of bytes. There is one at a time.
 pub struct Progress {

@@ -10,9 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use zebu::block::OpenedFile;
 use zebu::storage::{BlockCache, BlockCacheOptions};
 
-use crate::failure::Failure;
-use crate::invocation::Invocation;
-use crate::size;
+use crate::arguments::size;
+use crate::program::{Failure, Invocation};
 
 /// The options' names, without dashes: the folder and its size.
 pub const DIR: &str = "cache-dir";

@@ -1,9 +1,21 @@
-//! Standard output.
+//! Standard output, and how things are shown.
+//!
+//! `printed` is for names and texts of unknown origin, `wrapped` for help; `progress` is the line of a job on a
+//! terminal, which has `colours`.
+
+pub mod colours;
+pub mod json;
+pub mod localtime;
+pub mod printed;
+pub mod progress;
+pub mod wrapped;
 
 use std::io::{self, StdoutLock, Write};
 
-use crate::descriptors;
-use crate::failure::Outcome;
+pub use printed::{Shown, printable};
+pub use progress::Progress;
+
+use crate::program::{Outcome, descriptors};
 
 /// Standard output, for a report.
 ///
