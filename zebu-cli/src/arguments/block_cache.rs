@@ -1,17 +1,13 @@
 //! `--cache-dir` and `--cache-size`: a cache on a local disk of blocks of what is read of other
-//! machines.
-//!
-//! It holds for every image that the process opens, like strict mode (`untrusted.rs`), and is kept
-//! in the same way.
+//! machines. It holds for every image that the program opens.
 
 use std::ffi::OsStr;
-use std::sync::{Mutex, PoisonError};
 
 use zebu::block::OpenedFile;
 use zebu::storage::{BlockCache, BlockCacheOptions};
 
 use crate::arguments::size;
-use crate::program::{Failure, Invocation};
+use crate::program::{Context, Failure};
 
 /// The options' names, without dashes: the folder and its size.
 pub const DIR: &str = "cache-dir";
@@ -21,16 +17,13 @@ pub const DIR_HELP: &str = "Keep blocks of images on other machines, which are o
                             folder";
 pub const SIZE_HELP: &str = "Bytes in the folder at most (default: 10G)";
 
-/// The cache, if there is one.
-static KEPT: Mutex<Option<BlockCache>> = Mutex::new(None);
-
 /// Whether an option is one of these, which QEMU's programs do not have.
 pub fn is_option(name: &str) -> bool {
     [DIR, SIZE].contains(&name)
 }
 
 /// Takes the options.
-pub fn set(folder: Option<&OsStr>, most: Option<&str>) -> Result<(), Failure> {
+pub fn set(context: &Context, folder: Option<&OsStr>, most: Option<&str>) -> Result<(), Failure> {
     let Some(folder) = folder else {
         return match most {
             None => Ok(()),
@@ -43,23 +36,23 @@ pub fn set(folder: Option<&OsStr>, most: Option<&str>) -> Result<(), Failure> {
     }
     let cache = BlockCache::open(folder, &options)
         .map_err(|e| Failure::new(format!("Could not use the cache {e}")))?;
-    *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some(cache);
+    context.cache.replace(Some(cache));
     Ok(())
 }
 
 /// The cache for images that are opened.
-pub fn get() -> Option<BlockCache> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner).clone()
+pub fn get(context: &Context) -> Option<BlockCache> {
+    context.cache.borrow().clone()
 }
 
 /// A file that was opened to be read, with the cache over it.
-pub fn over(file: OpenedFile) -> zebu::Result<OpenedFile> {
-    match get() {
+pub fn over(context: &Context, file: OpenedFile) -> zebu::Result<OpenedFile> {
+    match get(context) {
         Some(cache) => file.cached(&cache),
         None => Ok(file),
     }
 }
 
 fn warn(text: &str) {
-    Invocation::new(std::env::args_os().next()).say(&format!("Warning: {text}"));
+    Context::new(std::env::args_os().next()).say(&format!("Warning: {text}"));
 }

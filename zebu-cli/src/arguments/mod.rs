@@ -25,24 +25,21 @@ pub use options::{
 
 use crate::commands;
 use crate::output::{self, wrapped};
-use crate::program::{Failure, Invocation, unrecognized};
+use crate::program::{Context, Failure, unrecognized};
 
 /// Parses a command's arguments with clap. Errors are in getopt's words, on which scripts may depend.
 ///
 /// # Errors
 ///
 /// The message, or the success of printing the help.
-pub fn parse<T: clap::Parser>(
-    invocation: &Invocation,
-    arguments: Vec<OsString>,
-) -> Result<T, Failure> {
-    parse_by(invocation, arguments, T::command())
+pub fn parse<T: clap::Parser>(context: &Context, arguments: Vec<OsString>) -> Result<T, Failure> {
+    parse_by(context, arguments, T::command())
 }
 
 /// As [`parse`]. Values that are not UTF-8 are left to the checks of the option, as in qemu-img:
 /// no valid value has a replacement character.
 pub fn parse_lossy<T: clap::Parser>(
-    invocation: &Invocation,
+    context: &Context,
     arguments: Vec<OsString>,
 ) -> Result<T, Failure> {
     let lossy = OsStringValueParser::new().map(|text| text.to_string_lossy().into_owned());
@@ -52,24 +49,24 @@ pub fn parse_lossy<T: clap::Parser>(
             false => arg,
         }
     });
-    parse_by(invocation, arguments, command)
+    parse_by(context, arguments, command)
 }
 
 fn parse_by<T: clap::Parser>(
-    invocation: &Invocation,
+    context: &Context,
     arguments: Vec<OsString>,
     mut command: clap::Command,
 ) -> Result<T, Failure> {
-    let prefix = invocation.prefix();
+    let prefix = context.prefix();
     let last = arguments.last().cloned().unwrap_or_default();
-    if let Some(operands) = invocation.operands {
+    if let Some(operands) = context.operands {
         let help = help_of_operands(&command);
         let help = help.map_or_else(String::new, |text| {
             format!("\n\nArguments:\n  {operands}  {text}")
         });
         command = with_usage(command, format!("{prefix} [OPTIONS] {operands}{help}"));
     }
-    if let Some(found) = commands::find(&invocation.command).filter(|_| invocation.role == "zebu") {
+    if let Some(found) = commands::find(context.command).filter(|_| context.role == "zebu") {
         command = found.with_examples(command);
     }
     let command = with_any_values(with_command_options(command, &prefix));
@@ -85,12 +82,12 @@ fn parse_by<T: clap::Parser>(
         Ok((common, T::from_arg_matches_mut(&mut matches)?))
     });
     let ((value, folder, size), parsed) = result.map_err(|error| match unknown_option(&error) {
-        Some(option) => ambiguous(invocation, &option, &names)
-            .unwrap_or_else(|| unrecognized(invocation, &option, &known)),
-        None => usage_failure(invocation, &error, &last.to_string_lossy()),
+        Some(option) => ambiguous(context, &option, &names)
+            .unwrap_or_else(|| unrecognized(context, &option, &known)),
+        None => usage_failure(context, &error, &last.to_string_lossy()),
     })?;
-    value.map_or(Ok(()), |value| untrusted::set(&value))?;
-    block_cache::set(folder.as_deref(), size.as_deref())?;
+    value.map_or(Ok(()), |value| untrusted::set(context, &value))?;
+    block_cache::set(context, folder.as_deref(), size.as_deref())?;
     Ok(parsed)
 }
 
@@ -198,7 +195,7 @@ fn argument_of(error: &clap::Error) -> String {
 }
 
 /// `last` is the last argument: the one that misses its value, if one does.
-fn usage_failure(invocation: &Invocation, error: &clap::Error, last: &str) -> Failure {
+fn usage_failure(context: &Context, error: &clap::Error, last: &str) -> Failure {
     let argument = argument_of(error);
     match error.kind() {
         ErrorKind::DisplayHelp => match output::report(&wrapped::to_terminal(&error.to_string())) {
@@ -208,7 +205,7 @@ fn usage_failure(invocation: &Invocation, error: &clap::Error, last: &str) -> Fa
         ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::WrongNumberOfValues
             if error.get(ContextKind::InvalidValue).is_none_or(is_empty) =>
         {
-            missing_value(invocation, &argument, last)
+            missing_value(context, &argument, last)
         }
         ErrorKind::MissingRequiredArgument if !argument.is_empty() => {
             Failure::new(format!("Expecting {argument}")).with_hint()
@@ -239,14 +236,14 @@ fn known_names(command: &clap::Command) -> Vec<String> {
 }
 
 /// The failure if an option is the beginning of several.
-fn ambiguous(invocation: &Invocation, argument: &str, names: &[String]) -> Option<Failure> {
+fn ambiguous(context: &Context, argument: &str, names: &[String]) -> Option<Failure> {
     let given = argument.strip_prefix("--")?;
     let start = given.split('=').next().unwrap_or(given);
     let meant: Vec<String> = (names.iter())
         .filter(|name| name.starts_with(start))
         .map(|name| format!(" '--{name}'"))
         .collect();
-    let prefix = invocation.prefix();
+    let prefix = context.prefix();
     let text = match &meant[..] {
         [] => return None,
         // It is an option of another action.
@@ -265,9 +262,9 @@ fn is_empty(value: &ContextValue) -> bool {
 }
 
 /// `argument` is as clap shows it: `--format <FMT>`.
-fn missing_value(invocation: &Invocation, argument: &str, last: &str) -> Failure {
+fn missing_value(context: &Context, argument: &str, last: &str) -> Failure {
     let option = argument.split_whitespace().next().unwrap_or(argument);
-    let prefix = invocation.prefix();
+    let prefix = context.prefix();
     if last.starts_with('-') && !last.starts_with("--") {
         let letter = last.chars().last().unwrap_or('-');
         let text = format!("{prefix}: option requires an argument -- '{letter}'");

@@ -1,13 +1,10 @@
 //! `--object`: what images are named with by id: credentials (`tls-creds=ID`), secrets
 //! (`password-secret=ID`), limits (`throttle-group=ID`).
-//!
-//! They hold for every image that the process opens, like strict mode
-//! (`untrusted.rs`), and are kept in the same way.
+//! They hold for every image that the program opens.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -16,12 +13,7 @@ use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 use crate::output::Shown;
-use crate::program::Failure;
-
-static KEPT: Mutex<Option<Objects>> = Mutex::new(None);
-
-/// The files that they are read from, and those of a server's own keys.
-static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+use crate::program::{Context, Failure};
 
 /// The names of the files in the folder of an object.
 const IN_FOLDERS: [&str; 7] = [
@@ -36,16 +28,16 @@ const IN_FOLDERS: [&str; 7] = [
 
 /// Keeps the name of a file with a secret or keys, or of a folder with such files, which no command
 /// may write to.
-pub fn note_file(path: &Path) {
-    let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn note_file(context: &Context, path: &Path) {
+    let mut files = context.key_files.borrow_mut();
     if !files.iter().any(|file| file == path) {
         files.push(path.to_owned());
     }
 }
 
 /// The files that secrets and keys are read from, as far as they are known.
-pub fn files() -> Vec<PathBuf> {
-    let noted = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn files(context: &Context) -> Vec<PathBuf> {
+    let noted = context.key_files.borrow();
     let own = |path: &PathBuf| match path.is_dir() {
         true => IN_FOLDERS.map(|name| path.join(name)).to_vec(),
         false => vec![path.clone()],
@@ -56,11 +48,10 @@ pub fn files() -> Vec<PathBuf> {
 /// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on`,
 /// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu`, `secret,id=ID,file=FILE` or
 /// `throttle-group,id=ID,limits.iops-total=100`, or the same as JSON.
-pub fn add(text: &OsStr) -> Result<(), Failure> {
+pub fn add(context: &Context, text: &OsStr) -> Result<(), Failure> {
     let wrong = |why: String| Failure::new(format!("--object {}: {why}", text.shown()));
     let members = members(text).map_err(wrong)?;
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let kept = kept.get_or_insert_default();
+    let mut kept = context.objects.borrow_mut();
     // The options of one command may be processed more than once.
     let (id, is_same) = if members.kind == "throttle-group" {
         // In QEMU's words, which have no more than this.
@@ -70,12 +61,12 @@ pub fn add(text: &OsStr) -> Result<(), Failure> {
         let kept = kept.throttle_groups.entry(id.clone()).or_insert(group);
         (id, is_new && kept.limits() == limits)
     } else if members.kind == "secret" {
-        let (id, secret) = secret(members).map_err(wrong)?;
+        let (id, secret) = secret(context, members).map_err(wrong)?;
         let is_new = !kept.tls.contains_key(&id) && !kept.throttle_groups.contains_key(&id);
         let other = kept.secrets.insert(id.clone(), secret.clone());
         (id, is_new && other.is_none_or(|other| other == secret))
     } else {
-        let (id, credentials) = credentials(members).map_err(wrong)?;
+        let (id, credentials) = credentials(context, members).map_err(wrong)?;
         let is_new = !kept.secrets.contains_key(&id) && !kept.throttle_groups.contains_key(&id);
         let other = kept.tls.insert(id.clone(), credentials.clone());
         (id, is_new && other.is_none_or(|other| other == credentials))
@@ -89,18 +80,17 @@ pub fn add(text: &OsStr) -> Result<(), Failure> {
 }
 
 /// Takes an object that an image may be named with, and no server has. False: it is none.
-pub fn add_for_image(text: &OsStr) -> Result<bool, Failure> {
+pub fn add_for_image(context: &Context, text: &OsStr) -> Result<bool, Failure> {
     let kind = members(text).map(|members| members.kind);
     match kind.as_deref() {
-        Ok("secret" | "throttle-group") => add(text).map(|()| true),
+        Ok("secret" | "throttle-group") => add(context, text).map(|()| true),
         _ => Ok(false),
     }
 }
 
 /// All of them.
-pub fn all() -> Objects {
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.clone().unwrap_or_default()
+pub fn all(context: &Context) -> Objects {
+    context.objects.borrow().clone()
 }
 
 /// Limits that nodes keep to together.
@@ -130,7 +120,7 @@ fn throttle_group(members: Members) -> Result<(String, ThrottleGroup), String> {
 }
 
 /// A secret, which is in a file: the arguments of a command are seen by all users.
-fn secret(members: Members) -> Result<(String, Secret), String> {
+fn secret(context: &Context, members: Members) -> Result<(String, Secret), String> {
     let (mut id, mut file, mut is_base64) = (None, None, false);
     for (key, value) in members.rest {
         match (&*key, value.to_str()) {
@@ -145,7 +135,7 @@ fn secret(members: Members) -> Result<(String, Secret), String> {
     let id = id.ok_or("Parameter 'id' is missing")?;
     let file = file.ok_or("Parameter 'file' is missing")?;
     let text = read_secret(Path::new(&file), is_base64)?;
-    note_file(Path::new(&file));
+    note_file(context, Path::new(&file));
     Ok((id, Secret::new(text)))
 }
 
@@ -164,12 +154,12 @@ fn read_secret(file: &Path, is_base64: bool) -> Result<String, String> {
 }
 
 /// Credentials for TLS of a client.
-fn credentials(members: Members) -> Result<(String, TlsCredentials), String> {
+fn credentials(context: &Context, members: Members) -> Result<(String, TlsCredentials), String> {
     let object = Object::of(members)?;
     if object.is_server == Some(true) {
         return Err("Expecting TLS credentials with a client endpoint".into());
     }
-    note_file(&object.directory);
+    note_file(context, &object.directory);
     let credentials = match object.kind {
         Kind::Certificates => TlsCredentials::Certificates(
             TlsFiles::default()
@@ -322,7 +312,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &OsStr) -> Result<(String, TlsCredentials), String> {
-        credentials(members(text)?)
+        credentials(&Context::new(None), members(text)?)
     }
 
     fn files(directory: &str, verify: Verify) -> TlsCredentials {
@@ -425,7 +415,7 @@ mod tests {
     fn secrets_are_in_files() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("s");
-        let of = |text: String| secret(members(OsStr::new(&text))?);
+        let of = |text: String| secret(&Context::new(None), members(OsStr::new(&text))?);
         for (content, format, expected) in [
             ("pass word", "", Some("pass word")),
             ("line\n", "", Some("line")),

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use zebu::storage::CacheMode;
 
 use crate::arguments::{objects, size};
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// How an image is named.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -43,7 +43,7 @@ impl From<NameOptions> for SourceOptions {
 
 impl SourceOptions {
     /// Refuses invalid combinations, and defines the objects.
-    pub fn validate(&self) -> Result<(), Failure> {
+    pub fn validate(&self, context: &Context) -> Result<(), Failure> {
         if self.name.image_opts && self.name.format.is_some() {
             return Err(Failure::new(
                 "--image-opts and --format are mutually exclusive",
@@ -52,7 +52,7 @@ impl SourceOptions {
         self.name
             .object
             .iter()
-            .try_for_each(|text| objects::add(text))
+            .try_for_each(|text| objects::add(context, text))
     }
 }
 

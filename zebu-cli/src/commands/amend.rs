@@ -15,7 +15,7 @@ use crate::arguments::{NameOptions, SourceOptions, target_cache};
 use crate::images::new_image::{log2, parse_format};
 use crate::images::{open, same_file};
 use crate::output::{self, Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "amend",
@@ -108,8 +108,8 @@ pub fn amendable() -> Vec<CreateOption> {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     if arguments.options.is_empty() {
         return Err(Failure::new("Must specify options (-o)").with_hint());
     }
@@ -126,9 +126,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let source = SourceOptions::from(arguments.name.clone());
     let cache = target_cache(arguments.cache.as_deref())?;
-    let options = open::options(name, &source, cache)?.write(true);
+    let options = open::options(context, name, &source, cache)?.write(true);
     let queue = open::queue()?;
-    let device = open::device_with(&queue, name, &source, &options)?;
+    let device = open::device_with(context, &queue, name, &source, &options)?;
     let format = device.top().format();
     if helps {
         return help(format);
@@ -136,7 +136,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     refuse_format(format)?;
     let changes = changes(&arguments.options).map_err(Failure::new)?;
     refuse_loop(&device, &changes)?;
-    invocation.end_on_stop(signals::WHOLE);
+    context.end_on_stop(signals::WHOLE);
     amend(&queue, &arguments, device, &changes)
 }
 

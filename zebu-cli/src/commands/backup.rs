@@ -15,7 +15,7 @@ use crate::arguments::{SourceOptions, objects, rate, size};
 use crate::images::{open, same_file, streams};
 use crate::output::progress::interrupted;
 use crate::output::{self, Progress, Shown, localtime};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "backup",
@@ -200,22 +200,22 @@ struct Keep {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     match arguments.action {
-        None => take(invocation, &arguments.take),
+        None => take(context, &arguments.take),
         Some(Action::List(list)) => print_points(&list),
         Some(Action::Verify(verify)) => print_findings(&verify),
-        Some(Action::Restore(restore)) => restore_disk(invocation, &restore),
+        Some(Action::Restore(restore)) => restore_disk(context, &restore),
         Some(Action::Keep(keep)) => forget(&keep),
     }
 }
 
-fn take(invocation: &Invocation, arguments: &Take) -> Outcome {
+fn take(context: &Context, arguments: &Take) -> Outcome {
     let Some(directory) = &arguments.to else {
         return Err(Failure::new("Expecting the directory of the backups (--to)").with_hint());
     };
-    let disks = disks(arguments)?;
+    let disks = disks(context, arguments)?;
     let mut options = TakeOptions::default();
     options.full = arguments.full;
     options.verify = arguments.verify;
@@ -238,7 +238,7 @@ fn take(invocation: &Invocation, arguments: &Take) -> Outcome {
     steps.finish();
     if !arguments.quiet {
         for note in set.take_notes() {
-            invocation.say(&note);
+            context.say(&note);
         }
     }
     let number = taken.map_err(failure)?;
@@ -276,7 +276,7 @@ fn take(invocation: &Invocation, arguments: &Take) -> Outcome {
 }
 
 /// The disks with their names in the set.
-fn disks(arguments: &Take) -> Result<Vec<Disk>, Failure> {
+fn disks(context: &Context, arguments: &Take) -> Result<Vec<Disk>, Failure> {
     if arguments.source.force_share {
         let why = "A disk that another program writes cannot be backed up (--force-share)";
         return Err(Failure::new(why));
@@ -307,7 +307,7 @@ fn disks(arguments: &Take) -> Result<Vec<Disk>, Failure> {
         disks.push(Disk {
             name: disk_name,
             source: open::source(name, &arguments.source),
-            options: open::options(name, &arguments.source, CacheMode::default())?,
+            options: open::options(context, name, &arguments.source, CacheMode::default())?,
             bitmap: arguments.bitmap.clone(),
         });
     }
@@ -429,7 +429,7 @@ fn count(number: usize, what: &str) -> String {
 
 /// Refuses a target that is a file with content. A device, an export and an image in a cluster exist
 /// before anything can be restored to them.
-fn refuse_existing(target: &OsStr) -> Result<(), Failure> {
+fn refuse_existing(context: &Context, target: &OsStr) -> Result<(), Failure> {
     let Ok(spec) = file_of(target) else {
         // The conversion says what is wrong with it.
         return Ok(());
@@ -437,7 +437,7 @@ fn refuse_existing(target: &OsStr) -> Result<(), Failure> {
     let exists = match spec.is_object() || spec.is_remote() {
         _ if spec.nbd().is_some() => false,
         true => spec
-            .open(OpenFile::default(), &objects::all())
+            .open(OpenFile::default(), &objects::all(context))
             .is_ok_and(|file| file.storage().len().is_ok_and(|length| length > 0)),
         false if same_file::is_local(&spec) => {
             std::fs::metadata(&spec.bottom().path).is_ok_and(|m| m.is_file() && m.len() > 0)
@@ -453,7 +453,7 @@ fn refuse_existing(target: &OsStr) -> Result<(), Failure> {
     }
 }
 
-fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
+fn restore_disk(context: &Context, arguments: &Restore) -> Outcome {
     let set = Set::open(&arguments.directory).map_err(failure)?;
     let manifest = set.manifest();
     let number = match (arguments.point, manifest.points.last()) {
@@ -476,7 +476,7 @@ fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
     set.refuse_own(&zebu::Source::Name(arguments.target.clone()))
         .map_err(failure)?;
     if !arguments.no_create && !arguments.overwrite {
-        refuse_existing(&arguments.target)?;
+        refuse_existing(context, &arguments.target)?;
     }
     let image = set.image(&open::queue()?, disk, number).map_err(failure)?;
     // The chain of files was just checked; a conversion does the rest.
@@ -487,7 +487,7 @@ fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
     convert.extend(["--".into(), image.into(), arguments.target.clone()]);
     let is_new_raw = !arguments.no_create && arguments.target_format == "raw";
     let raw_length = disks[disk].raw_length.filter(|_| is_new_raw);
-    super::convert::run_to_length(invocation, convert, raw_length)
+    super::convert::run_to_length(context, convert, raw_length)
 }
 
 fn forget(arguments: &Keep) -> Outcome {

@@ -12,7 +12,7 @@ use super::command::{Command, Place, Values};
 use crate::arguments::{NameOptions, SourceOptions, size};
 use crate::images::open;
 use crate::output::Shown;
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "bitmap",
@@ -172,8 +172,8 @@ impl Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let granularity = match arguments.granularity.as_deref() {
         Some(text) => size::parse_option("granularity", text)?,
         None => 0,
@@ -191,14 +191,19 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let options = SourceOptions::from(arguments.image.clone());
     let queue = open::queue()?;
-    let how = open::options(name, &options, CacheMode::WriteBack)?;
+    let how = open::options(context, name, &options, CacheMode::WriteBack)?;
     let how = how.write(true).no_backing(true);
-    let mut device = open::device_with(&queue, name, &options, &how)?;
+    let mut device = open::device_with(context, &queue, name, &options, &how)?;
     let source = match &arguments.source_file {
-        Some(name) => Some(open_source(&queue, name, arguments.source_format.clone())?),
+        Some(name) => Some(open_source(
+            context,
+            &queue,
+            name,
+            arguments.source_format.clone(),
+        )?),
         None => None,
     };
-    invocation.end_on_stop(signals::WHOLE);
+    context.end_on_stop(signals::WHOLE);
     let mut job = Job {
         queue: &queue,
         device: &mut device,
@@ -223,13 +228,18 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     Ok(0)
 }
 
-fn open_source(queue: &Queue, name: &OsStr, format: Option<String>) -> Result<Device, Failure> {
+fn open_source(
+    context: &Context,
+    queue: &Queue,
+    name: &OsStr,
+    format: Option<String>,
+) -> Result<Device, Failure> {
     let options = SourceOptions::from(NameOptions {
         format,
         ..NameOptions::default()
     });
-    let how = open::options(name, &options, CacheMode::WriteBack)?.no_backing(true);
-    open::device_with(queue, name, &options, &how)
+    let how = open::options(context, name, &options, CacheMode::WriteBack)?.no_backing(true);
+    open::device_with(context, queue, name, &options, &how)
 }
 
 /// An error, with QEMU's hint if a bitmap is inconsistent.

@@ -15,7 +15,7 @@ use crate::images::open;
 use crate::output;
 use crate::output::json::{self, Map, Value};
 use crate::output::progress::Share;
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "check",
@@ -77,24 +77,24 @@ const NO_CHECKS: u8 = 63;
 const REPAIRED_BY_QEMU: [&str; 2] = ["parallels", "qed"];
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let mode = repair_mode(arguments.repair.as_deref())?;
     let name = one_name(&arguments.names)?;
-    arguments.source.validate()?;
+    arguments.source.validate(context)?;
     let cache = source_cache(arguments.cache.as_deref())?;
     let progress = arguments.progress && !arguments.quiet;
 
     let queue = open::queue()?;
-    let options = open::options(name, &arguments.source, cache)?
+    let options = open::options(context, name, &arguments.source, cache)?
         .write(mode.is_some())
         .check(true);
-    let device = open::device_with(&queue, name, &arguments.source, &options)?;
+    let device = open::device_with(context, &queue, name, &arguments.source, &options)?;
     if mode.is_some() && device.top().as_qcow2().is_some() {
-        invocation.end_on_stop("the image is no worse than it was; repair it again");
+        context.end_on_stop("the image is no worse than it was; repair it again");
     }
-    let Some(mut report) = check(&queue, device.top(), mode, progress)? else {
+    let Some(mut report) = check(context, &queue, device.top(), mode, progress)? else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
@@ -103,7 +103,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         if format == OutputFormat::Human && !arguments.quiet {
             output::say(&repaired_text(&report));
         }
-        report = check(&queue, device.top(), None, progress)?.unwrap_or_default();
+        report = check(context, &queue, device.top(), None, progress)?.unwrap_or_default();
         report.corruptions_fixed = corruptions_fixed;
         report.leaks_fixed = leaks_fixed;
     }
@@ -136,13 +136,14 @@ fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
 /// Checks or repairs the image, and prints errors on standard error. `None`: the format has no
 /// check.
 fn check(
+    context: &Context,
     queue: &Queue,
     layer: &Layer,
     mode: Option<RepairMode>,
     progress: bool,
 ) -> Result<Option<CheckReport>, Failure> {
     match layer.as_qcow2() {
-        Some(image) => check_qcow2(queue, image, mode, progress).map(Some),
+        Some(image) => check_qcow2(context, queue, image, mode, progress).map(Some),
         None if mode.is_some() && REPAIRED_BY_QEMU.contains(&layer.format().name()) => {
             let format = layer.format().name();
             let why = format!("Images of format '{format}' are only read by zebu");
@@ -150,7 +151,7 @@ fn check(
         }
         None if mode.is_some() => Ok(None),
         None => {
-            let mut few = open::Few::new(std::io::stderr());
+            let mut few = open::Few::new(context, std::io::stderr());
             let mut say = |text: String| few.say((), || text);
             queue
                 .block_on(layer.check(queue, &mut say))
@@ -160,6 +161,7 @@ fn check(
 }
 
 fn check_qcow2(
+    context: &Context,
     queue: &Queue,
     image: &Image,
     mode: Option<RepairMode>,
@@ -167,7 +169,7 @@ fn check_qcow2(
 ) -> Result<CheckReport, Failure> {
     let progress = Share::new(progress);
     let mut stderr = std::io::BufWriter::new(progress.beside(std::io::stderr()));
-    let mut say = open::messages(&mut stderr);
+    let mut say = open::messages(context, &mut stderr);
     let show = |now: jobs::Progress| progress.set(now.done, now.total);
     let result = match mode {
         None => queue.block_on(jobs::check(queue, image, &mut say, show)),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use zebu::block::CreateOption;
 
-use crate::program::{Invocation, Outcome};
+use crate::program::{Context, Outcome};
 
 /// A command. Each has one in its own file.
 #[derive(Clone, Copy)]
@@ -16,7 +16,7 @@ pub struct Command {
     /// What it does.
     pub summary: &'static str,
     pub options: fn() -> clap::Command,
-    pub run: fn(&Invocation, Vec<OsString>) -> Outcome,
+    pub run: fn(&Context, Vec<OsString>) -> Outcome,
     /// For the help and the man page: what is done, after `# `, and the line of a shell that does it. They can
     /// be run one after the other where their files are.
     pub examples: &'static str,

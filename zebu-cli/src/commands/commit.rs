@@ -15,7 +15,7 @@ use crate::images::open;
 use crate::images::same_file::{self, Fate};
 use crate::output::progress::interrupted;
 use crate::output::{self, Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "commit",
@@ -62,17 +62,17 @@ pub struct Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let name = one_name(&arguments.names)?;
     let source = SourceOptions::from(arguments.name.clone());
     let rate = rate(arguments.rate.as_deref())?;
     let cache = target_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
-    let options = open::options(name, &source, cache)?
+    let options = open::options(context, name, &source, cache)?
         .write(true)
         .discard(Some(true));
-    let whole = open::device_with(&queue, name, &source, &options)?;
+    let whole = open::device_with(context, &queue, name, &source, &options)?;
     let mut progress = Progress::new(arguments.progress && !arguments.quiet, whole.size());
     let _ = progress.set(0);
     let Some(depth) = base_depth(&whole, arguments.base.as_deref()) else {
@@ -92,14 +92,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         &queue,
         base,
         &options,
-        &mut open::messages(std::io::stderr()),
+        &mut open::messages(context, std::io::stderr()),
     )
     .map_err(|e| Failure::new(e.to_string()))?;
     let top = jobs::open_spec(
         &queue,
         top,
         &options,
-        &mut open::messages(std::io::stderr()),
+        &mut open::messages(context, std::io::stderr()),
     )
     .map_err(|e| open::failure(name, &e))?;
     // By another name: the chain has each name once.
@@ -112,10 +112,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let name = base.top().spec.display_name();
         return Err(Failure::new(format!("'{}': {why}", name.shown())));
     }
-    commit(&queue, &arguments, top, base, rate, &mut progress)
+    commit(context, &queue, &arguments, top, base, rate, &mut progress)
 }
 
 fn commit(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     top: Device,
@@ -127,7 +128,7 @@ fn commit(
         .empty(!arguments.drop && arguments.base.is_none())
         .change_snapshots(arguments.change_snapshots)
         .rate(rate);
-    progress.weigh(queue, &[&[&top]]);
+    progress.weigh(context, queue, &[&[&top]]);
     let result = jobs::commit(queue, top, base, &options, |now| progress.set(now.done));
     progress.finish(result.is_ok());
     result.map_err(|e| match e {

@@ -10,10 +10,9 @@ use zebu::storage::{CacheMode, Queue};
 use super::command::Command;
 use crate::arguments::{SourceOptions, source_cache};
 use crate::images::open;
-use crate::output::printed::is_as_qemu;
 use crate::output::progress::interrupted;
 use crate::output::{self, Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "compare",
@@ -73,28 +72,29 @@ const NO_STATUS: u8 = 3;
 const CANNOT_READ: u8 = 4;
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    run_inner(invocation, arguments).map_err(|failure| match failure.status() {
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    run_inner(context, arguments).map_err(|failure| match failure.status() {
         // QEMU has the status of images that differ for wrong arguments.
-        1 if is_as_qemu() && failure.is_usage() => failure,
+        1 if context.is_as_qemu() && failure.is_usage() => failure,
         1 => failure.with_status(FAILED),
         _ => failure,
     })
 }
 
-fn run_inner(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+fn run_inner(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let [first, second] = arguments.names.as_slice() else {
         return Err(Failure::new("Expecting two image file names").with_hint());
     };
     let names = [first.as_os_str(), second.as_os_str()];
     let cache = source_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
-    let devices = open_both(&queue, &arguments, names, cache)?;
-    compare(&queue, &arguments, names, devices)
+    let devices = open_both(context, &queue, &arguments, names, cache)?;
+    compare(context, &queue, &arguments, names, devices)
 }
 
 fn open_both(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     names: [&OsStr; 2],
@@ -103,12 +103,13 @@ fn open_both(
     let mut second = arguments.source.clone();
     second.name.format = arguments.second_format.clone();
     Ok([
-        open::device(queue, names[0], &arguments.source, cache)?,
-        open::device(queue, names[1], &second, cache)?,
+        open::device(context, queue, names[0], &arguments.source, cache)?,
+        open::device(context, queue, names[1], &second, cache)?,
     ])
 }
 
 fn compare(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     names: [&OsStr; 2],
@@ -124,7 +125,7 @@ fn compare(
         arguments.progress && !arguments.quiet,
         sizes[0].max(sizes[1]),
     );
-    progress.weigh(queue, &[&[&devices[0], &devices[1]]]);
+    progress.weigh(context, queue, &[&[&devices[0], &devices[1]]]);
     let _ = progress.set(0);
     if arguments.strict && sizes[0] != sizes[1] {
         say("Strict mode: Image size mismatch!\n");

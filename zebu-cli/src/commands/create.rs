@@ -19,7 +19,7 @@ use crate::images::new_image::{
 use crate::images::open;
 use crate::images::same_file::{self, Fate};
 use crate::output::{self, Shown, printed};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "create",
@@ -77,8 +77,8 @@ pub struct Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     for list in &arguments.options {
         create_options::check_list(list)?;
     }
@@ -104,9 +104,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new(format!("Unexpected argument: {}", extra.shown())).with_hint());
     }
     for object in &arguments.object {
-        objects::add(object)?;
+        objects::add(context, object)?;
     }
-    create(invocation, &arguments, format, name, size).map_err(|why| {
+    create(context, &arguments, format, name, size).map_err(|why| {
         let next = next_step(&why);
         Failure::new(format!("{}: {why}", name.shown())).with_next(next)
     })?;
@@ -128,7 +128,7 @@ fn next_step(why: &str) -> String {
 
 /// Makes the image.
 fn create(
-    invocation: &Invocation,
+    context: &Context,
     arguments: &Arguments,
     format: &str,
     name: &OsStr,
@@ -159,15 +159,15 @@ fn create(
         options.set(key, value);
     }
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
-    let backing = look_at_backing(&queue, arguments, name, &mut options)?;
+    let backing = look_at_backing(context, &queue, arguments, name, &mut options)?;
     let Some(size) = options.size("size") else {
         return Err("Image creation needs a size parameter".into());
     };
-    if let Some(why) = same_file::refused_new(&[], &file) {
+    if let Some(why) = same_file::refused_new(context, &[], &file) {
         return Err(why.into());
     }
     if !arguments.quiet {
-        output::say(&formatting(format, format_name, name, &options));
+        output::say(&formatting(context, format, format_name, name, &options));
     }
     let plan = plan(format, &file.path, size, &options, backing.as_ref());
     let plan = plan.map_err(|e| match e.errno() {
@@ -179,10 +179,10 @@ fn create(
     })?;
     let mut files = other_files(&*plan).map_err(|e| e.to_string())?;
     files.push(file.clone());
-    check_not_read(&options, name, backing.as_ref(), &files)?;
+    check_not_read(context, &options, name, backing.as_ref(), &files)?;
     // No file was changed before, so signals end the program by default.
-    invocation.end_on_stop(&format!("'{}' is incomplete", name.shown()));
-    let files = NewFiles::open(&file, plan, &[CacheMode::WriteBack], &objects::all());
+    context.end_on_stop(&format!("'{}' is incomplete", name.shown()));
+    let files = NewFiles::open(&file, plan, &[CacheMode::WriteBack], &objects::all(context));
     let mut files = files.map_err(|e| e.to_string())?;
     if let Some(why) =
         same_file::refused_open(backing.as_slice(), &files.storages(), Fate::Replaced)
@@ -195,6 +195,7 @@ fn create(
 /// Refuses files of the new image that its backing file reads, or that messages go to. Of a backing
 /// file that is not opened only its own file is known.
 fn check_not_read(
+    context: &Context,
     options: &CreateOptions,
     name: &OsStr,
     backing: Option<&Device>,
@@ -202,7 +203,7 @@ fn check_not_read(
 ) -> Result<(), String> {
     if let Some(why) = files
         .iter()
-        .find_map(|file| same_file::refused_new(&[], file))
+        .find_map(|file| same_file::refused_new(context, &[], file))
     {
         return Err(why.into());
     }
@@ -224,6 +225,7 @@ const NO_FORMAT: &str = "Backing file specified without backing format";
 
 /// Opens the backing file, if there is one, unless disabled. Without a given size, its size is used.
 fn look_at_backing(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     name: &OsStr,
@@ -246,7 +248,9 @@ fn look_at_backing(
     }
     let opened = || {
         let format = format.as_deref().map(str::parse).transpose()?;
-        let options = untrusted::defaults().format(format).force_share(true);
+        let options = untrusted::defaults(context)
+            .format(format)
+            .force_share(true);
         Device::open(queue, &Source::Name(beside(&backing, name)), &options)
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;
@@ -261,7 +265,13 @@ fn look_at_backing(
 }
 
 /// The line that reports the format and the options. Names may have any bytes.
-fn formatting(format: Format, format_name: &str, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
+fn formatting(
+    context: &Context,
+    format: Format,
+    format_name: &str,
+    name: &OsStr,
+    options: &CreateOptions,
+) -> Vec<u8> {
     let mut line = OsString::from("Formatting '");
     line.push(name);
     line.push(format!("', fmt={format_name}"));
@@ -281,7 +291,7 @@ fn formatting(format: Format, format_name: &str, name: &OsStr, options: &CreateO
             line.push(value);
         }
     }
-    let mut line = printed::name(line.as_bytes()).into_owned();
+    let mut line = printed::name(context, line.as_bytes()).into_owned();
     line.push(b'\n');
     line
 }

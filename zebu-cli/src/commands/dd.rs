@@ -19,7 +19,7 @@ use crate::images::open;
 use crate::images::same_file::{self, Fate};
 use crate::output::progress::{incomplete, interrupted};
 use crate::output::{Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "dd",
@@ -72,24 +72,38 @@ struct Operands {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let operands = Operands::parse(&arguments.operands)?;
-    arguments.source.validate()?;
+    arguments.source.validate(context)?;
     let queue = open::queue()?;
     let input = &operands.input;
-    let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
+    let source = open::device(
+        context,
+        &queue,
+        input,
+        &arguments.source,
+        CacheMode::WriteBack,
+    )?;
     let unchanged = Unchanged::of(std::slice::from_ref(&source));
     let format_name = arguments.output_format.as_deref().unwrap_or("raw");
     let format = output_format(format_name)?;
     let range = operands.range(source.size());
     let (start, length) = range.unwrap_or_default();
-    refuse_same_file(&source, &operands.output)?;
+    refuse_same_file(context, &source, &operands.output)?;
     let file = file_as(&operands.output, format_name).map_err(Failure::new)?;
-    let (target, files) = make_target(&queue, format, &operands.output, &file, length, &source)?;
+    let (target, files) = make_target(
+        context,
+        &queue,
+        format,
+        &operands.output,
+        &file,
+        length,
+        &source,
+    )?;
     if range.is_none() {
         let input = input.shown();
-        invocation.say(&format!("{input}: cannot skip to specified offset"));
+        context.say(&format!("{input}: cannot skip to specified offset"));
     }
     let is_zero = files.reads_as_zeroes();
     let options = CopyOptions::new(start, length).target_is_zero(is_zero);
@@ -176,9 +190,10 @@ fn output_format(name: &str) -> Result<Format, Failure> {
 }
 
 /// Making the output would destroy the input.
-fn refuse_same_file(source: &Device, output: &OsStr) -> Result<(), Failure> {
+fn refuse_same_file(context: &Context, source: &Device, output: &OsStr) -> Result<(), Failure> {
     let file = file_of(output).ok();
-    let why = file.and_then(|file| same_file::refused_new(std::slice::from_ref(source), &file));
+    let why =
+        file.and_then(|file| same_file::refused_new(context, std::slice::from_ref(source), &file));
     why.map_or(Ok(()), |why| Err(creation_failure(output, why)))
 }
 
@@ -193,6 +208,7 @@ fn creation_failure(output: &OsStr, why: &str) -> Failure {
 }
 
 fn make_target(
+    context: &Context,
     queue: &Queue,
     format: Format,
     name: &OsStr,
@@ -203,13 +219,15 @@ fn make_target(
     let failed = |e: zebu::Error| creation_failure(name, &e.to_string());
     let options = CreateOptions::default();
     let plan = plan_to_fill(format, &file.path, length, &options).map_err(failed)?;
-    let files = NewFiles::open(file, plan, &[CacheMode::WriteBack], &objects::all());
+    let files = NewFiles::open(file, plan, &[CacheMode::WriteBack], &objects::all(context));
     let mut files = files.map_err(failed)?;
     let sources = std::slice::from_ref(source);
     if let Some(why) = same_file::refused_open(sources, &files.storages(), Fate::Replaced) {
         return Err(creation_failure(name, why));
     }
-    let options = untrusted::defaults().format(Some(format)).write(true);
+    let options = untrusted::defaults(context)
+        .format(Some(format))
+        .write(true);
     let begun = files.begin(queue, &Source::Name(name.to_owned()), &options);
     let target = begun.map_err(|e| match e {
         zebu::Error::Open { source, .. } => open::failure(name, &source),

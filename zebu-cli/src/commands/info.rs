@@ -21,7 +21,7 @@ use crate::arguments::{OutputFormat, SourceOptions, one_name, target_cache, untr
 use crate::images::{appliance, open};
 use crate::output::json::{self, Value};
 use crate::output::{self, colours, printable};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 use super::command::Command;
 use report::Report;
@@ -70,22 +70,22 @@ pub struct Arguments {
 }
 
 /// The part that is specific to the format of a device's top image as text, also for `io`.
-pub fn specific_text(queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
+pub fn specific_text(context: &Context, queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
     let mut out = Vec::new();
-    text::specific(&mut out, specific::of(queue, device)?.as_ref());
+    text::specific(context, &mut out, specific::of(queue, device)?.as_ref());
     Ok(out)
 }
 
 /// The list of snapshots, also for `snapshot`.
-pub fn snapshot_list(snapshots: &[Snapshot]) -> Vec<u8> {
+pub fn snapshot_list(context: &Context, snapshots: &[Snapshot]) -> Vec<u8> {
     let mut out = Vec::new();
-    text::snapshots(&mut out, snapshots);
+    text::snapshots(context, &mut out, snapshots);
     out
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let cache = target_cache(arguments.cache.as_deref())?;
     let name = one_name(&arguments.names)?;
@@ -96,7 +96,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let text = "--human and --output are mutually exclusive";
         return Err(Failure::new(text));
     }
-    if invocation.role != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
+    if context.role != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
         let given = [
             (arguments.human, "--human"),
             (arguments.backing_chain, "--backing-chain"),
@@ -104,29 +104,29 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ];
         return match given.into_iter().find(|(is_given, _)| *is_given) {
             Some((_, option)) => Err(Failure::new(format!("{option} is not for appliances"))),
-            None => appliance::report(name, format),
+            None => appliance::report(context, name, format),
         };
     }
     // Never under QEMU's name.
-    let has_colours = invocation.role != "qemu-img" && colours::are_wanted(&std::io::stdout());
+    let has_colours = context.role != "qemu-img" && colours::are_wanted(&std::io::stdout());
     let queue = open::queue()?;
     if arguments.human {
-        let options =
-            open::options(name, &arguments.source, cache)?.l2_cache_size(Some(open::ONCE_THROUGH));
-        let device = open::device_with(&queue, name, &arguments.source, &options)?;
+        let options = open::options(context, name, &arguments.source, cache)?
+            .l2_cache_size(Some(open::ONCE_THROUGH));
+        let device = open::device_with(context, &queue, name, &arguments.source, &options)?;
         let summary = summary::of(&queue, &device, has_colours);
         return output::report(&summary.map_err(|e| open::failure(name, &e))?);
     }
-    let options = open::options(name, &arguments.source, cache)?.inspect(true);
+    let options = open::options(context, name, &arguments.source, cache)?.inspect(true);
     let source = open::source(name, &arguments.source);
     let shown = Shown {
         chain: arguments.backing_chain,
         limits: arguments.limits,
     };
-    let reports = collect(&queue, name, source, options, shown)?;
+    let reports = collect(context, &queue, name, source, options, shown)?;
     let text = match format {
-        OutputFormat::Human if has_colours => text::coloured(&text::reports(&reports)),
-        OutputFormat::Human => text::reports(&reports),
+        OutputFormat::Human if has_colours => text::coloured(&text::reports(context, &reports)),
+        OutputFormat::Human => text::reports(context, &reports),
         OutputFormat::Json if arguments.backing_chain => {
             let list = Value::List(reports.iter().map(Report::to_json).collect());
             json::pretty(&list).into_bytes()
@@ -145,6 +145,7 @@ struct Shown {
 
 /// The image, and with `chain` those behind it: at least one.
 fn collect(
+    context: &Context,
     queue: &Queue,
     name: &OsStr,
     mut source: Source,
@@ -173,13 +174,13 @@ fn collect(
         open::warn_if_guessed(&device);
         let report = Report::of(queue, &device, shown.limits);
         let mut report = report.map_err(|e| open::failure(&name, &e))?;
-        if untrusted::is_on() {
+        if untrusted::is_on(context) {
             report.untrusted = Some(Untrusted::of(&device, guessed));
         }
         if let Some(backing) = report
             .backing
             .as_ref()
-            .filter(|_| chain && untrusted::is_on())
+            .filter(|_| chain && untrusted::is_on(context))
         {
             let text = format!(
                 "The image names a backing file ('{}'), which it may not open",

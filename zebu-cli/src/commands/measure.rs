@@ -17,7 +17,7 @@ use crate::images::new_image::{export_format, parse_format};
 use crate::images::open;
 use crate::output;
 use crate::output::json::{self, Map};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "measure",
@@ -87,8 +87,8 @@ const WITHOUT_MEASURE: [&str; 9] = [
 ];
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     for list in &arguments.target_options {
         check_list(list)?;
@@ -129,9 +129,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new("--stream requires a filename argument"));
     }
     let (measured, stream) = match (name, size) {
-        (Some(name), _) => measure_image(invocation, &arguments, name)?,
+        (Some(name), _) => measure_image(context, &arguments, name)?,
         (None, size) => {
-            let target = measured_as(&target(invocation, &arguments)?);
+            let target = measured_as(&target(context, &arguments)?);
             let measured = jobs::measure_size(size.unwrap_or(0), &target);
             (measured.map_err(|e| Failure::new(e.to_string()))?, None)
         }
@@ -144,20 +144,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 
 /// The sizes for a copy of an image, and the length of the stream if it is asked for.
 fn measure_image(
-    invocation: &Invocation,
+    context: &Context,
     arguments: &Arguments,
     name: &OsStr,
 ) -> Result<(Measure, Option<u64>), Failure> {
     let queue = open::queue()?;
-    let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
+    let mut options = open::options(context, name, &arguments.source, CacheMode::WriteBack)?;
     options.l2_cache_size = Some(open::ONCE_THROUGH);
     options.snapshot = arguments
         .snapshot
         .as_deref()
         .map(OsStr::as_bytes)
         .map(Into::into);
-    let device = open::device_with(&queue, name, &arguments.source, &options)?;
-    let target = target(invocation, arguments)?;
+    let device = open::device_with(context, &queue, name, &arguments.source, &options)?;
+    let target = target(context, arguments)?;
     let measured = queue
         .block_on(jobs::measure(
             &queue,
@@ -181,7 +181,7 @@ fn measure_image(
 }
 
 /// The image that is to be made.
-fn target(invocation: &Invocation, arguments: &Arguments) -> Result<ExportFormat, Failure> {
+fn target(context: &Context, arguments: &Arguments) -> Result<ExportFormat, Failure> {
     let name = arguments.target_format.as_deref().unwrap_or("raw");
     let unsupported = || {
         Failure::new(format!(
@@ -193,7 +193,7 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<ExportFormat
     }
     let format = parse_format(name).map_err(Failure::new)?;
     let options = CreateOptions::parse(format, &arguments.target_options).map_err(|why| {
-        invocation.say(&why);
+        context.say(&why);
         Failure::new(format!("Invalid options for file format '{name}'"))
     })?;
     // A size that is too large is refused when it is measured.

@@ -34,7 +34,7 @@ use zebu::block::{FileDriver, Format};
 
 use crate::arguments::{parse_lossy as parse, with_command_options};
 use crate::output::wrapped;
-use crate::program::{Invocation, Outcome};
+use crate::program::{Context, Outcome};
 use command::Command;
 
 /// All commands, by name.
@@ -71,13 +71,11 @@ pub fn find(name: &str) -> Option<&'static Command> {
 }
 
 /// Runs a command; `None` if there is none of this name.
-pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
+pub fn run(context: &mut Context, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
     let command = find(name)?;
-    let invocation = Invocation {
-        operands: Some(command.operands),
-        ..invocation.clone()
-    };
-    Some((command.run)(&invocation, arguments))
+    context.command = command.name;
+    context.operands = Some(command.operands);
+    Some((command.run)(context, arguments))
 }
 
 /// All commands with all their options, as clap completes them.
@@ -111,8 +109,8 @@ pub fn with_subcommand(name: &str) -> Option<&'static Command> {
 }
 
 /// What `--help` prints.
-pub fn help(invocation: &Invocation) -> String {
-    let name = &invocation.name;
+pub fn help(context: &Context) -> String {
+    let name = &context.name;
     let mut text = format!(
         "zebu: disk image utility, compatible with qemu-img, qemu-io and qemu-nbd\n\n\
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
@@ -120,7 +118,7 @@ pub fn help(invocation: &Invocation) -> String {
     for command in COMMANDS {
         text.push_str(&format!("  {:<14} {}\n", command.name, command.summary));
     }
-    if invocation.role == "qemu-img" {
+    if context.role == "qemu-img" {
         text.push_str(&for_scripts());
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));

@@ -24,7 +24,7 @@ use crate::images::same_file::{self, Fate};
 use crate::images::{open, streams};
 use crate::output::progress::interrupted;
 use crate::output::{Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "ova",
@@ -71,8 +71,8 @@ pub struct Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let Some(output) = &arguments.output else {
         return Err(Failure::new("Expecting the new appliance (--output)").with_hint());
     };
@@ -84,10 +84,15 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new("The appliance needs a name (--name)"));
     };
     let queue = open::queue()?;
-    let sources = arguments
-        .disks
-        .iter()
-        .map(|disk| open::device(&queue, disk, &arguments.source, CacheMode::WriteBack));
+    let sources = arguments.disks.iter().map(|disk| {
+        open::device(
+            context,
+            &queue,
+            disk,
+            &arguments.source,
+            CacheMode::WriteBack,
+        )
+    });
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
     let unchanged = Unchanged::of(&sources);
     let disks: Vec<_> = sources
@@ -101,7 +106,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let planned = plan("disk".as_ref(), source.size());
         planned.map_err(|e| failure(format!("'{}': {e}", disk.shown())))?;
     }
-    let file = OutputFile::open(output, &sources)?;
+    let file = OutputFile::open(context, output, &sources)?;
     let new = NewAppliance::begin(
         file.new.storage().path(),
         file.bytes,
@@ -124,7 +129,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let named = Named::from(vec![file.new.storage().clone()]);
     let disks: Vec<[&Device; 1]> = sources.iter().map(|device| [device]).collect();
     let disks: Vec<&[&Device]> = disks.iter().map(|disk| &disk[..]).collect();
-    job.progress.weigh(&queue, &disks);
+    job.progress.weigh(context, &queue, &disks);
     let result = job
         .fill(new, sources)
         .and_then(|()| unchanged.check().map_err(|why| why.to_string()));
@@ -144,7 +149,7 @@ struct OutputFile {
 
 impl OutputFile {
     /// Opens a regular file, or creates it. What it held is there until the appliance begins.
-    fn open(name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
+    fn open(context: &Context, name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
         let failure = |why: String| Failure::new(format!("{}: {why}", name.shown()));
         const NOT_REGULAR: &str = "An appliance is a regular file";
         if name == streams::STANDARD {
@@ -154,11 +159,11 @@ impl OutputFile {
         if !same_file::is_local(&spec) {
             return Err(failure(NOT_REGULAR.into()));
         }
-        if let Some(why) = same_file::refused_new(sources, &spec) {
+        if let Some(why) = same_file::refused_new(context, sources, &spec) {
             return Err(failure(why.into()));
         }
         let (lock, caches) = (LockRequest::CREATE, [CacheMode::WriteBack]);
-        let new = NewFile::open(&spec, lock, &caches, &objects::all());
+        let new = NewFile::open(&spec, lock, &caches, &objects::all(context));
         let new = new.map_err(|e| failure(e.to_string()))?;
         let storage = new.storage();
         if let Some(why) =

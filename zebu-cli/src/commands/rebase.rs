@@ -16,7 +16,7 @@ use crate::images::open;
 use crate::images::same_file::{self, Fate};
 use crate::output::progress::interrupted;
 use crate::output::{Progress, Shown, printable};
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "rebase",
@@ -72,8 +72,8 @@ pub struct Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let name = one_name(&arguments.names)?;
     if arguments.backing.is_none() && !arguments.backing_unsafe {
         return Err(
@@ -81,13 +81,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         );
     }
     let mut progress = Progress::begun(arguments.progress && !arguments.quiet);
-    let outcome = open_and_rebase(invocation, &arguments, name, &mut progress);
+    let outcome = open_and_rebase(context, &arguments, name, &mut progress);
     progress.finish(outcome.is_ok());
     outcome
 }
 
 fn open_and_rebase(
-    invocation: &Invocation,
+    context: &Context,
     arguments: &Arguments,
     name: &OsStr,
     progress: &mut Progress,
@@ -96,20 +96,20 @@ fn open_and_rebase(
     let backing_cache = source_cache(arguments.backing_cache.as_deref())?;
     // It is for the new backing file; the image is written to.
     let source = SourceOptions::from(arguments.source.name.clone());
-    let options = open::options(name, &source, cache)?
+    let options = open::options(context, name, &source, cache)?
         .write(true)
         .no_backing(arguments.backing_unsafe);
     let queue = open::queue()?;
-    let overlay = open::device_with(&queue, name, &source, &options)?;
+    let overlay = open::device_with(context, &queue, name, &source, &options)?;
     check_format_name(arguments.backing_format.as_deref())?;
     let backing = new_backing(arguments);
     let spec = match &backing {
-        Some(backing) => new_spec(&queue, &overlay, backing, arguments.backing_unsafe)?,
+        Some(backing) => new_spec(context, &queue, &overlay, backing, arguments.backing_unsafe)?,
         None => None,
     };
     let new = match spec {
         Some(spec) if !arguments.backing_unsafe => {
-            let options = untrusted::defaults()
+            let options = untrusted::defaults(context)
                 .cache(backing_cache)
                 .force_share(arguments.source.force_share);
             let new = Device::open_spec(&queue, spec, &options);
@@ -131,13 +131,11 @@ fn open_and_rebase(
     {
         return Err(Failure::new(format!("'{}': {why}", name.shown())));
     }
-    rebase(
-        invocation, &queue, arguments, overlay, new, backing, progress,
-    )
+    rebase(context, &queue, arguments, overlay, new, backing, progress)
 }
 
 fn rebase(
-    invocation: &Invocation,
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     overlay: Device,
@@ -146,7 +144,7 @@ fn rebase(
     progress: &mut Progress,
 ) -> Outcome {
     let result = if arguments.backing_unsafe {
-        invocation.end_on_stop(signals::WHOLE);
+        context.end_on_stop(signals::WHOLE);
         jobs::rebase_unsafe(queue, overlay, backing.as_ref())
     } else {
         progress.job(overlay.size());
@@ -155,7 +153,7 @@ fn rebase(
             .into_iter()
             .flatten()
             .collect();
-        progress.weigh(queue, &[&read]);
+        progress.weigh(context, queue, &[&read]);
         let options = RebaseOptions::default()
             .compress(arguments.compress)
             .change_snapshots(arguments.change_snapshots);
@@ -204,6 +202,7 @@ fn cannot_open(backing: &Option<NewBacking>, error: &zebu::Error) -> Failure {
 /// The new backing file, seen from the image. Refuses one that is based on the
 /// image itself. None if it is not known and need not be.
 fn new_spec(
+    context: &Context,
     queue: &Queue,
     overlay: &Device,
     backing: &NewBacking,
@@ -220,7 +219,7 @@ fn new_spec(
     let resolve = |format| {
         let source = Source::Name(backing.name.clone());
         if !is_unsafe {
-            untrusted::policy().check_source(&source)?;
+            untrusted::policy(context).check_source(&source)?;
         }
         source.resolve(Some(image.name()), format)
     };
@@ -229,13 +228,18 @@ fn new_spec(
         Err(_) if is_unsafe => return Ok(None),
         Err(e) => return Err(cannot_open(&Some(backing.clone()), &e)),
     };
-    jobs::check_no_loop(queue, &image.path, data_file, &spec, untrusted::policy()).map_err(
-        |e| {
-            Failure::new(format!(
-                "Could not change the backing file to '{}': {e}",
-                printable(backing.name.as_bytes())
-            ))
-        },
-    )?;
+    jobs::check_no_loop(
+        queue,
+        &image.path,
+        data_file,
+        &spec,
+        untrusted::policy(context),
+    )
+    .map_err(|e| {
+        Failure::new(format!(
+            "Could not change the backing file to '{}': {e}",
+            printable(backing.name.as_bytes())
+        ))
+    })?;
     Ok(Some(spec))
 }

@@ -9,7 +9,7 @@ use super::command::{Command, Place, Values};
 use crate::arguments::{NameOptions, SourceOptions, size, target_cache};
 use crate::images::open;
 use crate::output;
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "resize",
@@ -104,9 +104,9 @@ fn take_negative(mut arguments: Vec<OsString>) -> (Vec<OsString>, Option<OsStrin
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     let (arguments, less) = take_negative(arguments);
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let arguments: Arguments = super::parse(context, arguments)?;
     let names = arguments.names.iter().chain(&less).collect::<Vec<_>>();
     let (name, change) = match names[..] {
         [name, change] => (name, Change::parse(&change.to_string_lossy())?),
@@ -120,10 +120,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let preallocation = Preallocation::from_name(mode)
         .ok_or_else(|| Failure::new(format!("Invalid preallocation mode '{mode}'")))?;
     let queue = open::queue()?;
-    let options = open::options(name, &source, target_cache(None)?)?
+    let options = open::options(context, name, &source, target_cache(None)?)?
         .write(true)
         .length(Length::Changing);
-    let mut device = open::device_with(&queue, name, &source, &options)?;
+    let mut device = open::device_with(context, &queue, name, &source, &options)?;
     let old = device.size();
     let new = change.apply(old).ok_or_else(|| Failure::new(NOT_A_SIZE))?;
     if new <= old && preallocation != Preallocation::Off {
@@ -136,10 +136,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             "Use the --shrink option to perform a shrink operation.\n\
              {}: warning: Shrinking an image will delete all data beyond the shrunken image's end. \
              Before performing such an operation, make sure there is no important data there.",
-            invocation.name
+            context.name
         )));
     }
-    invocation.end_on_stop(signals::WHOLE);
+    context.end_on_stop(signals::WHOLE);
     let resized = queue.block_on(async {
         let resized = device.resize(&queue, new, preallocation).await;
         // Also after a failure: closing frees what was allocated for the new size.

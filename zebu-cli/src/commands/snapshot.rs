@@ -15,7 +15,7 @@ use super::info;
 use crate::arguments::{SourceOptions, one_name};
 use crate::images::open;
 use crate::output::{self, Shown};
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 
 pub const COMMAND: Command = Command {
     name: "snapshot",
@@ -88,22 +88,22 @@ impl Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let action = arguments.action()?;
     let name = one_name(&arguments.names)?;
     let writes = !matches!(action, Action::List);
-    let options = open::options(name, &arguments.source, CacheMode::WriteBack)?
+    let options = open::options(context, name, &arguments.source, CacheMode::WriteBack)?
         .write(writes)
         // As qemu-img: the space of what is freed goes back to the file system.
         .discard(Some(true));
     let queue = open::queue()?;
-    let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
+    let mut device = open::device_with(context, &queue, name, &arguments.source, &options)?;
     if writes {
-        invocation.end_on_stop(signals::WHOLE);
+        context.end_on_stop(signals::WHOLE);
     }
     let (done, failed) = match action {
-        Action::List => return output::report(&info::snapshot_list(snapshots(&device))),
+        Action::List => return output::report(&info::snapshot_list(context, snapshots(&device))),
         Action::Create(tag) => (
             create(&queue, &mut device, tag),
             format!("create snapshot '{}'", tag.shown()),

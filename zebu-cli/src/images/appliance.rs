@@ -17,7 +17,7 @@ use crate::arguments::{NameOptions, OutputFormat, size, untrusted};
 use crate::images::{open, same_file};
 use crate::output::json::{self, Map, Value};
 use crate::output::{self, printable};
-use crate::program::{Failure, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 /// Whether a name is the path of an appliance, if its format is not given.
 pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
@@ -27,9 +27,9 @@ pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
     is_path && ["ova", "ovf"].into_iter().any(is_ending)
 }
 
-fn read(name: &OsStr) -> Result<Appliance, Failure> {
+fn read(context: &Context, name: &OsStr) -> Result<Appliance, Failure> {
     // In strict mode a descriptor opens no files.
-    let appliance = Appliance::open(Path::new(name), !untrusted::is_on());
+    let appliance = Appliance::open(Path::new(name), !untrusted::is_on(context));
     let appliance = appliance.map_err(|e| failure(name, &e))?;
     for warning in &appliance.warnings {
         // An error of standard error cannot be reported.
@@ -77,12 +77,13 @@ fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {
 /// Opens the disk with this number, from 1, after its checksum was verified. It opens no other
 /// files.
 pub fn open_disk(
+    context: &Context,
     queue: &Queue,
     name: &OsStr,
     number: usize,
     mut options: OpenOptions,
 ) -> Result<Device, Failure> {
-    let appliance = read(name)?;
+    let appliance = read(context, name)?;
     let wrong = |why: String| {
         Failure::new(format!(
             "Could not open '{}': {why}",
@@ -117,7 +118,7 @@ pub fn open_disk(
     if options.policy == Policy::Follow {
         options.policy = Policy::Nothing;
     }
-    let device = open::repaired(queue, &source(stored, format), &options);
+    let device = open::repaired(context, queue, &source(stored, format), &options);
     device.map_err(|e| open::failure(name, &e))
 }
 
@@ -133,8 +134,8 @@ fn source(stored: &Stored, format: &str) -> Source {
 }
 
 /// Prints the disks of an appliance.
-pub fn report(name: &OsStr, format: OutputFormat) -> Outcome {
-    let appliance = read(name)?;
+pub fn report(context: &Context, name: &OsStr, format: OutputFormat) -> Outcome {
+    let appliance = read(context, name)?;
     output::report(&match format {
         OutputFormat::Human => text(name, &appliance),
         OutputFormat::Json => json::pretty(&value(name, &appliance)),

@@ -17,8 +17,7 @@ use crate::arguments::file_name::after_file;
 use crate::arguments::{SourceOptions, untrusted};
 use crate::images::same_file;
 use crate::output::printable;
-use crate::output::printed::is_as_qemu;
-use crate::program::{Failure, Invocation};
+use crate::program::{Context, Failure};
 
 /// A queue on this thread, with the engine that the kernel offers.
 pub fn queue() -> Result<Queue, Failure> {
@@ -64,16 +63,17 @@ fn next_step(name: &OsStr, error: &str) -> &'static str {
 
 /// The options of opening, as the common options define them.
 pub fn options(
+    context: &Context,
     name: &OsStr,
     source: &SourceOptions,
     cache: CacheMode,
 ) -> Result<OpenOptions, Failure> {
-    source.validate()?;
+    source.validate(context)?;
     let format = match &source.name.format {
         Some(format) => Some(Format::from_str(format).map_err(|e| failure(name, &e))?),
         None => None,
     };
-    Ok(untrusted::defaults()
+    Ok(untrusted::defaults(context)
         .format(format)
         .cache(cache)
         .force_share(source.force_share))
@@ -108,17 +108,19 @@ pub const ONCE_THROUGH: u64 = 1 << 20;
 
 /// Opens an image to read it once.
 pub fn device(
+    context: &Context,
     queue: &Queue,
     name: &OsStr,
     source_options: &SourceOptions,
     cache: CacheMode,
 ) -> Result<Device, Failure> {
-    let options = options(name, source_options, cache)?.l2_cache_size(Some(ONCE_THROUGH));
-    device_with(queue, name, source_options, &options)
+    let options = options(context, name, source_options, cache)?.l2_cache_size(Some(ONCE_THROUGH));
+    device_with(context, queue, name, source_options, &options)
 }
 
 /// Opens an image, or one of its snapshots, with options of the caller's own.
 pub fn device_with(
+    context: &Context,
     queue: &Queue,
     name: &OsStr,
     source_options: &SourceOptions,
@@ -126,7 +128,7 @@ pub fn device_with(
 ) -> Result<Device, Failure> {
     let source = source(name, source_options);
     let plain = options.clone().snapshot(None);
-    let device = repaired(queue, &source, &plain).map_err(|e| failure(name, &e))?;
+    let device = repaired(context, queue, &source, &plain).map_err(|e| failure(name, &e))?;
     if options.snapshot.is_none() {
         return Ok(device);
     }
@@ -139,8 +141,18 @@ pub fn device_with(
 
 /// Opens an image. If it is opened for writing and its last writer did not close it, it is repaired
 /// first, as in QEMU, which prints what is found.
-pub fn repaired(queue: &Queue, source: &Source, options: &OpenOptions) -> zebu::Result<Device> {
-    let device = jobs::open(queue, source, options, &mut messages(std::io::stderr()))?;
+pub fn repaired(
+    context: &Context,
+    queue: &Queue,
+    source: &Source,
+    options: &OpenOptions,
+) -> zebu::Result<Device> {
+    let device = jobs::open(
+        queue,
+        source,
+        options,
+        &mut messages(context, std::io::stderr()),
+    )?;
     check_output(&device)?;
     warn_if_guessed(&device);
     Ok(device)
@@ -161,9 +173,9 @@ pub fn check_output(device: &Device) -> zebu::Result<()> {
 }
 
 /// Writes what a check or a repair says, with the program's name where QEMU prints that.
-pub fn messages(out: impl Write) -> impl FnMut(CheckMessage) {
-    let program = Invocation::new(std::env::args_os().next()).name;
-    let mut few = Few::new(out);
+pub fn messages(context: &Context, out: impl Write) -> impl FnMut(CheckMessage) {
+    let program = context.name.clone();
+    let mut few = Few::new(context, out);
     move |message| {
         let kind = std::mem::discriminant(&message);
         few.say(kind, || match message.names_program() {
@@ -188,10 +200,10 @@ pub struct Few<K, W: Write> {
 
 impl<K: Eq + Hash, W: Write> Few<K, W> {
     /// No messages yet.
-    pub fn new(out: W) -> Self {
+    pub fn new(context: &Context, out: W) -> Self {
         Few {
             out,
-            most: match is_as_qemu() && !untrusted::is_on() {
+            most: match context.is_as_qemu() && !untrusted::is_on(context) {
                 true => u64::MAX,
                 false => MOST,
             },

@@ -11,11 +11,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use zebu::block::{Device, FileDriver, FileSpec, Layer};
+use zebu::block::{Device, FileDriver, FileSpec, Layer, Objects};
 use zebu::storage::{self, FileStamp, OpenFile, Storage};
 
 use crate::arguments::objects;
 use crate::images::{open, streams};
+use crate::program::Context;
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
@@ -41,18 +42,19 @@ pub const IS_OPEN: &str = "This is an open file that has content, which a new im
 
 /// Why a target that is named so is not written: `sources` or their backing files read the file,
 /// device or export, under any name of this machine, or messages go to it.
-pub fn refused(sources: &[Device], target: &FileSpec) -> Option<&'static str> {
+pub fn refused(context: &Context, sources: &[Device], target: &FileSpec) -> Option<&'static str> {
     if reads(sources, target) {
         return Some(READ_FROM);
     }
     match is_local(target) {
-        true => refused_by_command(&target.bottom().path),
+        true => refused_by_command(context, &target.bottom().path),
         false => None,
     }
 }
 
 /// Why a file that is no image — the number of a process — is not written at this name.
 pub fn refused_beside<'a>(
+    context: &Context,
     devices: impl Iterator<Item = &'a Device>,
     path: &Path,
 ) -> Option<&'static str> {
@@ -61,13 +63,13 @@ pub fn refused_beside<'a>(
         .flat_map(Layer::storages);
     match files.any(|file| is_same(file.path(), path)) {
         true => Some(READ_FROM),
-        false => refused_by_command(path),
+        false => refused_by_command(context, path),
     }
 }
 
 /// Why the command does not write to this name, whatever images it reads.
-fn refused_by_command(path: &Path) -> Option<&'static str> {
-    let has_keys = || objects::files().iter().any(|own| is_same(own, path));
+fn refused_by_command(context: &Context, path: &Path) -> Option<&'static str> {
+    let has_keys = || objects::files(context).iter().any(|own| is_same(own, path));
     match is_printed_to(path) {
         true => Some(PRINTED_TO),
         false => has_keys().then_some(KEYS_FROM),
@@ -75,9 +77,13 @@ fn refused_by_command(path: &Path) -> Option<&'static str> {
 }
 
 /// As [`refused`], of a target that is to be a new image.
-pub fn refused_new(sources: &[Device], target: &FileSpec) -> Option<&'static str> {
+pub fn refused_new(
+    context: &Context,
+    sources: &[Device],
+    target: &FileSpec,
+) -> Option<&'static str> {
     let is_open = is_local(target) && streams::is_open_file(target.bottom().path.as_os_str());
-    refused(sources, target).or(is_open.then_some(IS_OPEN))
+    refused(context, sources, target).or(is_open.then_some(IS_OPEN))
 }
 
 /// Whether `sources` or their backing files read the file, device or export `target`, under any
@@ -230,7 +236,7 @@ pub fn file_elsewhere(path: &Path, other: &dyn Storage) -> Option<&'static str> 
     if !other.is_remote() {
         return None;
     }
-    let opened = FileSpec::new(path).open(OpenFile::default(), &objects::all());
+    let opened = FileSpec::new(path).open(OpenFile::default(), &Objects::default());
     same_elsewhere(other, &*opened.ok()?.storage(), Fate::Kept)
 }
 
@@ -240,7 +246,7 @@ pub fn reads_elsewhere(path: &Path, target: &dyn Storage, fate: Fate) -> Option<
     if !target.is_remote() {
         return None;
     }
-    let opened = FileSpec::new(path).open(OpenFile::default(), &objects::all());
+    let opened = FileSpec::new(path).open(OpenFile::default(), &Objects::default());
     same_elsewhere(&*opened.ok()?.storage(), target, fate)
 }
 

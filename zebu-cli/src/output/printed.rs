@@ -3,46 +3,24 @@
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
-use std::io::{IsTerminal, stdout};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::OnceLock;
 
 pub use zebu::internal::printable;
 use zebu::internal::printable_bytes;
 
-/// Whether reports have names as they are.
-static RAW: OnceLock<bool> = OnceLock::new();
-/// Whether the program was called by a name of QEMU's.
-static AS_QEMU: OnceLock<bool> = OnceLock::new();
-
-/// Notes how the program was called. Scripts that call it by a name of QEMU's get names as QEMU
-/// prints them; a terminal does not.
-pub fn set_program(role: &str) {
-    let is_qemu = role != "zebu";
-    let _ = AS_QEMU.set(is_qemu);
-    let _ = RAW.set(is_qemu && !stdout().is_terminal());
-}
-
-/// Whether the program was called by a name of QEMU's.
-pub fn is_as_qemu() -> bool {
-    AS_QEMU.get().is_some_and(|as_qemu| *as_qemu)
-}
-
-fn is_raw() -> bool {
-    RAW.get().is_some_and(|raw| *raw)
-}
+use crate::program::Context;
 
 /// A name in a report on standard output.
-pub fn name(name: &[u8]) -> Cow<'_, [u8]> {
-    match is_raw() {
+pub fn name<'a>(context: &Context, name: &'a [u8]) -> Cow<'a, [u8]> {
+    match context.raw_names {
         true => name.into(),
         false => printable_bytes(name).into(),
     }
 }
 
 /// The same for text.
-pub fn text(text: &str) -> Cow<'_, str> {
-    match is_raw() {
+pub fn text<'a>(context: &Context, text: &'a str) -> Cow<'a, str> {
+    match context.raw_names {
         true => text.into(),
         false => printable(text.as_bytes()).into(),
     }

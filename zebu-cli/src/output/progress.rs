@@ -9,10 +9,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zebu::block::Device;
 use zebu::storage::Queue;
 
+use crate::arguments::untrusted;
 use crate::images::new_image::NewFiles;
 use crate::images::work::Work;
 use crate::output::Shown;
-use crate::program::{Failure, signals};
+use crate::program::{Context, Failure, signals};
 
 /// The progress of a job over a number of bytes. There is one at a time.
 pub struct Progress {
@@ -95,8 +96,9 @@ impl Progress {
 
     /// The job is over these disks, one after the other, each of which is in one or more images: from now on
     /// only their data count.
-    pub fn weigh(&mut self, queue: &Queue, disks: &[&[&Device]]) {
-        if matches!(self.display, Display::None) {
+    pub fn weigh(&mut self, context: &Context, queue: &Queue, disks: &[&[&Device]]) {
+        // Lookups count as work of an untrusted image.
+        if matches!(self.display, Display::None) || untrusted::is_on(context) {
             return;
         }
         self.work = Work::of(queue, disks);

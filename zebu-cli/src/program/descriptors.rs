@@ -20,7 +20,8 @@ pub fn allow_all() {
     }
 }
 
-/// A bit for each of standard input, output and error that was closed at the start.
+/// A bit for each of standard input, output and error that was closed at the start. It is static since it is
+/// set before `main`.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// Whether the process was started without this descriptor. The standard library has opened

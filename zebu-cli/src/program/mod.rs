@@ -1,15 +1,15 @@
 //! The program: finds the command by the program's name or its first argument, runs it, and reports
 //! a failure.
 //!
-//! `invocation` is how it was called, which every command gets; `failure` how one ends badly, with `next_step`
+//! `context` is how it was called, which every command gets; `failure` how one ends badly, with `next_step`
 //! and `closest` for what to do then. `signals`, `descriptors` and `file_limit` are what the process has of
 //! the system.
 
 pub mod closest;
+pub mod context;
 pub mod descriptors;
 pub mod failure;
 pub mod file_limit;
-pub mod invocation;
 pub mod next_step;
 pub mod signals;
 pub mod trace;
@@ -18,8 +18,8 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
+pub use context::{Context, unrecognized, version};
 pub use failure::{Failure, Outcome};
-pub use invocation::{Invocation, unrecognized, version};
 
 use crate::arguments::untrusted;
 use crate::commands::{self, completions};
@@ -32,18 +32,17 @@ pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     descriptors::allow_all();
     signals::catch_progress_requests();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
-    let invocation = Invocation::new(argv0);
-    printed::set_program(invocation.role);
-    let outcome = match invocation.role {
-        "qemu-io" => commands::io::run(&invocation, arguments),
-        "qemu-nbd" => commands::nbd::run(&invocation, arguments),
-        _ => dispatch(&invocation, arguments),
+    let mut context = Context::new(argv0);
+    let outcome = match context.role {
+        "qemu-io" => commands::io::run(&context, arguments),
+        "qemu-nbd" => commands::nbd::run(&context, arguments),
+        _ => dispatch(&mut context, arguments),
     };
-    ExitCode::from(finish(&invocation, outcome))
+    ExitCode::from(finish(&context, outcome))
 }
 
 /// Prints a failure and returns the exit status.
-fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
+fn finish(context: &Context, outcome: Outcome) -> u8 {
     match outcome {
         Ok(status) => status,
         Err(Failure::Said(status)) => status,
@@ -57,18 +56,18 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
             if bare {
                 let _ = writeln!(std::io::stderr(), "{}", printed::lines(&text));
             } else {
-                invocation.say(&text);
+                context.say(&text);
             }
             let next = match next.is_empty() {
                 true => next_step::after(&text),
                 false => next,
             };
-            if !next.is_empty() && invocation.role == "zebu" {
+            if !next.is_empty() && context.role == "zebu" {
                 let hint = if next.starts_with('\n') { "" } else { "hint: " };
                 let _ = writeln!(std::io::stderr(), "{hint}{}", printed::lines(&next));
             }
             if hint {
-                let _ = writeln!(std::io::stderr(), "{}", invocation.hint());
+                let _ = writeln!(std::io::stderr(), "{}", context.hint());
             }
             status
         }
@@ -76,18 +75,18 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
 }
 
 /// Finds the command among the arguments and runs it.
-fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
+fn dispatch(context: &mut Context, mut arguments: Vec<OsString>) -> Outcome {
     if arguments.is_empty() {
         let failure = Failure::new("Not enough arguments").with_next(commands::OVERVIEW);
-        return Err(match invocation.role {
+        return Err(match context.role {
             "zebu" => failure,
             _ => failure.with_hint(),
         });
     }
     let first = arguments.remove(0).to_string_lossy().into_owned();
-    if let Some(taken) = untrusted::take(&first) {
+    if let Some(taken) = untrusted::take(context, &first) {
         taken?;
-        return dispatch(invocation, arguments);
+        return dispatch(context, arguments);
     }
     match first.as_str() {
         "help" if !arguments.is_empty() => {
@@ -103,11 +102,11 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
                 _ => return Err(Failure::new("Expecting one command after 'help'").with_hint()),
             }
             arguments.push("--help".into());
-            return dispatch(invocation, arguments);
+            return dispatch(context, arguments);
         }
-        "-h" | "--help" | "help" => return output::report(&commands::help(invocation)),
+        "-h" | "--help" | "help" => return output::report(&commands::help(context)),
         "__complete" => return completions::run(&arguments),
-        "-V" | "--version" => return output::report(&version(invocation)),
+        "-V" | "--version" => return output::report(&version(context)),
         option if is_trace(option) => {
             let value = match option
                 .strip_prefix("--trace=")
@@ -120,19 +119,17 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
                 }
                 _ => arguments.remove(0),
             };
-            trace::warn(invocation, &value);
-            return dispatch(invocation, arguments);
+            trace::warn(context, &value);
+            return dispatch(context, arguments);
         }
         option if option.len() > 1 && option.starts_with('-') => {
             let names = ["help", "version", "untrusted", "trace"].map(String::from);
-            return Err(unrecognized(invocation, option, &names));
+            return Err(unrecognized(context, option, &names));
         }
         _ => {}
     }
-    let inner = invocation.with_command(&first);
-    match commands::run(&inner, &first, arguments) {
-        // The status, or the message with the command's own hint.
-        Some(outcome) => Ok(finish(&inner, outcome)),
+    match commands::run(context, &first, arguments) {
+        Some(outcome) => outcome,
         None => {
             let failure = Failure::new(format!("Command not found: {first}"));
             let names = commands::COMMANDS.iter().map(|command| command.name);

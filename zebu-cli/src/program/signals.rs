@@ -11,6 +11,8 @@ use signal_hook::{flag, low_level};
 /// What stops a job.
 const STOPS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
+// A signal is the process's, and its handler cannot be given anything: what it notes is static, here alone.
+
 /// Set by SIGUSR1.
 fn progress_requested() -> &'static Arc<AtomicBool> {
     static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();

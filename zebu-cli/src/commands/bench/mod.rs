@@ -19,7 +19,7 @@ use super::command::Command;
 use crate::arguments::{objects, untrusted};
 use crate::images::open;
 use crate::output::Shown;
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
 
@@ -105,14 +105,14 @@ pub struct Arguments {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let plan = Plan::new(&arguments)?;
     arguments
         .object
         .iter()
-        .try_for_each(|text| objects::add(text))?;
-    let (engine, how) = opening(&arguments)?;
+        .try_for_each(|text| objects::add(context, text))?;
+    let (engine, how) = opening(context, &arguments)?;
     let [file] = arguments.files.as_slice() else {
         return Err(Failure::new("Expecting one image file name").with_hint());
     };
@@ -134,7 +134,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ),
         None => None,
     });
-    let device = open::repaired(&queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
+    let device =
+        open::repaired(context, &queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
     let device = Arc::new(device);
     announce(&plan);
     let time = match plan.threads {
@@ -178,7 +179,7 @@ fn announce(plan: &Plan) {
     crate::output::say(&text);
 }
 
-fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> {
+fn opening(context: &Context, arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> {
     let engine = match &arguments.aio {
         Some(name) => name
             .parse()
@@ -196,7 +197,7 @@ fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> 
         let text = "--image-opts and --format are mutually exclusive";
         return Err(Failure::new(text));
     }
-    let how = untrusted::defaults()
+    let how = untrusted::defaults(context)
         .cache(cache)
         .write(arguments.write)
         .force_share(arguments.force_share);

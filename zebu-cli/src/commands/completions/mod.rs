@@ -19,7 +19,7 @@ use super::command::{Command, Place, Values};
 use crate::arguments::parse;
 use crate::commands::{self, manual};
 use crate::output::{self, Shown};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 use line::Line;
 
 pub const COMMAND: Command = Command {
@@ -56,8 +56,8 @@ pub struct Arguments {
 }
 
 /// Runs the command `completions`: prints the script of a shell.
-pub fn print(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = parse(invocation, arguments)?;
+pub fn print(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = parse(context, arguments)?;
     let [shell] = &arguments.names[..] else {
         return Err(Failure::new("Expecting a shell: bash, zsh or fish").with_hint());
     };

@@ -13,6 +13,7 @@ use crate::arguments::untrusted;
 use crate::commands;
 use crate::commands::command::{Place, Values};
 use crate::output::printable;
+use crate::program::Context;
 
 /// The words of options that are one of a few, by their ids.
 const WORDS: &[(&str, &[&str])] = &[
@@ -194,8 +195,9 @@ fn shown(name: &[u8]) -> Option<String> {
 fn image(line: &Words) -> Option<(Queue, Device)> {
     let name = file(line.operands.first()?);
     let format = line.value("format").and_then(|format| format.parse().ok());
-    untrusted::set("").ok()?;
-    let options = untrusted::defaults()
+    let context = Context::new(None);
+    untrusted::set(&context, "").ok()?;
+    let options = untrusted::defaults(&context)
         .format(format)
         .inspect(true)
         .force_share(true);

@@ -9,12 +9,12 @@ use zebu::{Error, ErrorKind};
 
 use super::Arguments;
 use crate::output::Shown;
-use crate::program::{Failure, Invocation};
+use crate::program::{Context, Failure};
 
 /// The bitmaps of the only source. Those that are inconsistent or damaged are an error, or left out
 /// with a warning. They are looked at in QEMU's order, the last one first.
 pub fn of_source(
-    invocation: &Invocation,
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     sources: &[Device],
@@ -29,7 +29,7 @@ pub fn of_source(
     let failure = |error: Error| Failure::new(format!("Could not read bitmaps: {error}"));
     let list = match queue.block_on(source.bitmaps(queue)) {
         Err(error) if error.kind() == ErrorKind::Corrupt && arguments.skip_broken_bitmaps => {
-            invocation.say(&format!("warning: Skipping all bitmaps: {error}"));
+            context.say(&format!("warning: Skipping all bitmaps: {error}"));
             Vec::new()
         }
         list => list.map_err(failure)?,
@@ -43,7 +43,7 @@ pub fn of_source(
                 return Err(failure(error));
             }
             Err(_) if arguments.skip_broken_bitmaps => {
-                invocation.say(&format!("warning: Skipping inconsistent bitmap '{name}'"));
+                context.say(&format!("warning: Skipping inconsistent bitmap '{name}'"));
             }
             Err(_) => {
                 return Err(Failure::new(format!(

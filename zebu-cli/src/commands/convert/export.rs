@@ -14,13 +14,15 @@ use zebu::storage::{ObjectState, Upload};
 
 use super::{Arguments, Sources, ended, events};
 use crate::arguments::create_options::CreateOptions;
-use crate::arguments::{file_name, target_cache};
+#[cfg(feature = "object-store")]
+use crate::arguments::file_name;
+use crate::arguments::target_cache;
 use crate::images::new_image::{export_format, parse_format, plan_to_fill};
 use crate::images::{appliance, open, same_file, streams};
 use crate::output::{Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome, signals};
 #[cfg(feature = "object-store")]
-
+use crate::program::signals;
+use crate::program::{Context, Failure, Outcome};
 /// A target that is written in order.
 pub enum Output {
     /// Standard output, a pipe, a socket.
@@ -243,7 +245,7 @@ fn format(arguments: &Arguments, target: &str, size: Option<u64>) -> Result<Expo
 
 /// Converts images to an output.
 pub fn convert(
-    invocation: &Invocation,
+    context: &Context,
     arguments: &Arguments,
     sources: Sources,
     output: Output,
@@ -255,7 +257,7 @@ pub fn convert(
     let size = sizes.try_fold(0, u64::checked_add);
     let format = format(arguments, output.what(), size)?;
     let (sink, begun) = output.begin(arguments, &devices)?;
-    let events = events(invocation, arguments, progress);
+    let events = events(context, arguments, progress);
     let result = jobs::convert_to_stream(devices, sink, &format, options, events);
     let outcome = ended(result.map(drop), || begun.give_up(arguments.target()))?;
     let mixed = |why: zebu::Error| {

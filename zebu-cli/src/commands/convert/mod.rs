@@ -24,7 +24,7 @@ use crate::images::new_image::{new_format_help, parse_format};
 use crate::images::{appliance, open};
 use crate::output::progress::{incomplete, interrupted};
 use crate::output::{self, Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 /// The files of commands that read streams, for their man pages.
 pub const FILES: [Entry; 1] = [(
@@ -206,22 +206,22 @@ const MAX_SPARSE: u64 = 16 << 20;
 const MAX_WORKERS: u64 = 16;
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    run_parsed(invocation, &super::parse(invocation, arguments)?)
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    run_parsed(context, &super::parse(context, arguments)?)
 }
 
 /// Runs the command to a new file, which gets the length `raw_length` if it is raw.
 pub fn run_to_length(
-    invocation: &Invocation,
+    context: &Context,
     arguments: Vec<OsString>,
     raw_length: Option<u64>,
 ) -> Outcome {
-    let mut arguments: Arguments = super::parse(invocation, arguments)?;
+    let mut arguments: Arguments = super::parse(context, arguments)?;
     arguments.raw_length = raw_length;
-    run_parsed(invocation, &arguments)
+    run_parsed(context, &arguments)
 }
 
-fn run_parsed(invocation: &Invocation, arguments: &Arguments) -> Outcome {
+fn run_parsed(context: &Context, arguments: &Arguments) -> Outcome {
     let lists = &arguments.options;
     for list in lists {
         create_options::check_list(list)?;
@@ -242,14 +242,14 @@ fn run_parsed(invocation: &Invocation, arguments: &Arguments) -> Outcome {
         None => Progress::begun(shows),
         Some(output) => output.progress(shows),
     };
-    let outcome = run_job(invocation, arguments, options, output, &mut progress);
+    let outcome = run_job(context, arguments, options, output, &mut progress);
     progress.finish(outcome.is_ok());
     outcome
 }
 
 /// Converts files, or a stream. `output` is the target, if it is written in order.
 fn run_job(
-    invocation: &Invocation,
+    context: &Context,
     arguments: &Arguments,
     mut options: ConvertOptions,
     output: Option<export::Output>,
@@ -258,38 +258,38 @@ fn run_job(
     let queue = open::queue()?;
     let (target, names) = arguments.names.split_last().expect("looked at");
     let mut names = names.to_vec();
-    let kept = match stream::open(&queue, arguments, &mut names, output.as_ref())? {
+    let kept = match stream::open(context, &queue, arguments, &mut names, output.as_ref())? {
         stream::Opened::Files(kept) => kept,
         stream::Opened::Stream(source) => {
             return stream::convert(
-                &queue, arguments, *source, target, output, options, progress,
+                context, &queue, arguments, *source, output, options, progress,
             );
         }
     };
-    let sources = open_sources(&queue, arguments, &names, kept.is_some())?;
+    let sources = open_sources(context, &queue, arguments, &names, kept.is_some())?;
     let sizes = sources.devices.iter().map(Device::size);
     progress.job(sizes.fold(0, u64::saturating_add));
     // With -S 0, holes are written, too.
     if options.sparse > 0 {
         let disks: Vec<[&Device; 1]> = sources.devices.iter().map(|device| [device]).collect();
         let disks: Vec<&[&Device]> = disks.iter().map(|disk| &disk[..]).collect();
-        progress.weigh(&queue, &disks);
+        progress.weigh(context, &queue, &disks);
     }
     if let Some(output) = output {
-        return export::convert(invocation, arguments, sources, output, &options, progress);
+        return export::convert(context, arguments, sources, output, &options, progress);
     }
     if arguments.bitmaps {
-        options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources.devices)?;
+        options.bitmaps = bitmaps::of_source(context, &queue, arguments, &sources.devices)?;
     }
     let content = target::Content::of(&sources.devices);
-    let opened = target::open(&queue, arguments, target, &content, &mut options)?;
+    let opened = target::open(context, &queue, arguments, target, &content, &mut options)?;
     convert(
-        invocation, &queue, arguments, sources, opened, &options, progress,
+        context, &queue, arguments, sources, opened, &options, progress,
     )
 }
 
 fn convert(
-    invocation: &Invocation,
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     sources: Sources,
@@ -299,7 +299,7 @@ fn convert(
 ) -> Outcome {
     let target::Opened { target, files } = opened;
     let named = Named::of(&target, files.as_ref());
-    let events = events(invocation, arguments, progress);
+    let events = events(context, arguments, progress);
     let result = jobs::convert(sources.devices, target, options, events);
     let state = || incomplete(queue, arguments.target(), files.as_ref());
     let outcome = ended(result, state)?;
@@ -320,7 +320,7 @@ fn convert(
 
 /// What is done with the events of a job.
 fn events(
-    invocation: &Invocation,
+    context: &Context,
     arguments: &Arguments,
     progress: &mut Progress,
 ) -> impl FnMut(ConvertEvent) -> ControlFlow<()> {
@@ -329,7 +329,7 @@ fn events(
         ConvertEvent::Unreadable { offset, errno } if !arguments.quiet => {
             let error = std::io::Error::from_raw_os_error(errno);
             let error = zebu::strerror(&error);
-            invocation.say(&format!(
+            context.say(&format!(
                 "warning: error while reading offset {offset}: {error}"
             ));
             ControlFlow::Continue(())
@@ -475,6 +475,7 @@ struct Sources {
 
 /// Opens the sources. `is_kept`: the only one is the copy of a stream.
 fn open_sources(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     names: &[OsString],
@@ -501,14 +502,14 @@ fn open_sources(
     }
     let mut devices = Vec::new();
     for name in names {
-        let mut options = open::options(name, &arguments.source, cache)?;
+        let mut options = open::options(context, name, &arguments.source, cache)?;
         options.exclude_writers = true;
         options.l2_cache_size = Some(open::ONCE_THROUGH);
         options.snapshot = snapshot.clone();
         options.whole_clusters = is_kept;
         devices.push(match arguments.disk {
-            None => open::device_with(queue, name, &arguments.source, &options)?,
-            Some(number) => appliance::open_disk(queue, name, number, options)?,
+            None => open::device_with(context, queue, name, &arguments.source, &options)?,
+            Some(number) => appliance::open_disk(context, queue, name, number, options)?,
         });
     }
     Ok(Sources {

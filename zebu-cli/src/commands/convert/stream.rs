@@ -1,6 +1,6 @@
 //! Sources that are streams: standard input, pipes, sockets.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ use crate::images::streams::{self, Input};
 use crate::images::{open, same_file};
 use crate::output::progress::incomplete;
 use crate::output::{Progress, Shown};
-use crate::program::{Failure, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 /// Bytes that are kept of a stream by default, with `--spill`.
 const SPILL: u64 = 64 << 30;
@@ -41,6 +41,7 @@ pub struct Source {
 
 /// Opens the only source if it is a stream. `names` are those of the files that are read otherwise.
 pub fn open(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     names: &mut [OsString],
@@ -76,10 +77,10 @@ pub fn open(
     }
     streams::widen(&file);
     let name = &mut names[0];
-    let options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
+    let options = open::options(context, name, &arguments.source, CacheMode::WriteBack)?;
     let failure = |e| open::failure(name, &e);
     let bytes = Box::new(file);
-    let stream = ImageStream::open(queue, bytes, options.format, &untrusted::policy());
+    let stream = ImageStream::open(queue, bytes, options.format, &untrusted::policy(context));
     let stream = stream.map_err(failure)?;
     let Some(why) = needs_file(arguments, &stream, output.is_some()) else {
         let backing = stream.open_backing(queue, &options.clone().format(None));
@@ -170,15 +171,15 @@ pub fn needs_file(arguments: &Arguments, stream: &ImageStream, to_stream: bool) 
 
 /// Converts a stream to a file, or to `output`.
 pub fn convert(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     source: Source,
-    name: &OsStr,
     output: Option<Output>,
     mut options: ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
-    let Source { stream, backing } = source;
+    let (Source { stream, backing }, name) = (source, arguments.target());
     let size = stream.size();
     progress.job(size.unwrap_or(0));
     let spill = spill(arguments)?;
@@ -191,7 +192,7 @@ pub fn convert(
         }
         None => {
             let content = target::Content::stream(size, &backing);
-            let opened = target::open(queue, arguments, name, &content, &mut options)?;
+            let opened = target::open(context, queue, arguments, name, &content, &mut options)?;
             named = Some(Named::of(&opened.target, opened.files.as_ref()));
             new = opened.files;
             (Ok(opened.target), Begun::Pipe)

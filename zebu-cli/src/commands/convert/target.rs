@@ -18,7 +18,7 @@ use crate::images::new_image::{NewFiles, check_level, other_files, parse_format,
 use crate::images::same_file::{self, Fate};
 use crate::images::{appliance, open};
 use crate::output::Shown;
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// What a target gets.
 pub struct Content<'a> {
@@ -84,6 +84,7 @@ impl From<Unopened> for Failure {
 /// Creates the target unless it must exist, and opens it. Sets what is known of its content in
 /// `options`.
 pub fn open(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     name: &OsStr,
@@ -92,11 +93,12 @@ pub fn open(
 ) -> Result<Opened, Unopened> {
     let sources = content.sources;
     let wanted = Wanted {
+        context,
         queue,
         arguments,
         name,
         sources,
-        total: total(arguments, name, content)?,
+        total: total(context, arguments, name, content)?,
         // Writes are aligned if the disk is, and each source.
         aligned: content.is_open
             || content.size.is_some_and(|size| size % 4096 == 0)
@@ -116,9 +118,14 @@ pub fn open(
     }
 }
 
-fn total(arguments: &Arguments, name: &OsStr, content: &Content<'_>) -> Result<u64, Failure> {
+fn total(
+    context: &Context,
+    arguments: &Arguments,
+    name: &OsStr,
+    content: &Content<'_>,
+) -> Result<u64, Failure> {
     if content.is_open && arguments.target_format() == Format::QCOW2.name() {
-        return Ok(open_qcow2_size(arguments));
+        return Ok(open_qcow2_size(context, arguments));
     }
     content.size.ok_or_else(|| {
         let why = ConvertError::TooLarge.to_string();
@@ -128,7 +135,7 @@ fn total(arguments: &Arguments, name: &OsStr, content: &Content<'_>) -> Result<u
 
 /// The size of a new qcow2 image that gets its own size at the end: what an L1 table of one cluster,
 /// or of 64 KiB, maps.
-fn open_qcow2_size(arguments: &Arguments) -> u64 {
+fn open_qcow2_size(context: &Context, arguments: &Arguments) -> u64 {
     if arguments.no_create {
         return 0;
     }
@@ -140,7 +147,7 @@ fn open_qcow2_size(arguments: &Arguments) -> u64 {
     };
     let tables = cluster.max(65536) / 8;
     // In strict mode a larger one would not be opened.
-    let limits = untrusted::policy();
+    let limits = untrusted::policy(context);
     let most = limits
         .limits()
         .map_or(1 << 60, |l| l.virtual_size / 512 * 512);
@@ -163,6 +170,7 @@ fn creation_failure(name: &OsStr, format: &str, why: &str) -> Failure {
 
 /// The target as it shall be.
 struct Wanted<'a> {
+    context: &'a Context,
     queue: &'a Queue,
     arguments: &'a Arguments,
     name: &'a OsStr,
@@ -202,7 +210,7 @@ impl Wanted<'_> {
             appliance.is_some_and(|name| appliance::has_file(name, &file.bottom().path))
         };
         let why = files.iter().flatten().find_map(|file| {
-            let why = refused(self.sources, file);
+            let why = refused(self.context, self.sources, file);
             why.or_else(|| is_of(file).then_some(same_file::READ_FROM))
         });
         self.refuse(why)
@@ -295,7 +303,7 @@ impl Wanted<'_> {
         let spec = file_as(self.name, self.arguments.target_format());
         let spec = spec.map_err(|e| open::failure(self.name, &e))?;
         let (caches, lock) = (self.caches(self.aligned), LockRequest::RAW_WRITE);
-        let file = spec.open_locked(&caches, lock, &objects::all());
+        let file = spec.open_locked(&caches, lock, &objects::all(self.context));
         let file = file.map_err(|e| open::failure(self.name, &e))?;
         self.check_not_read(&[Some(&spec)])?;
         let storage = file.storage();
@@ -314,7 +322,7 @@ impl Wanted<'_> {
     /// The target with `backing`. In strict mode the backing file is opened because the user named
     /// it, not because the target does.
     fn source(&self, backing: Option<&OsStr>, format: Option<&str>) -> Source {
-        let Some(backing) = backing.filter(|_| untrusted::is_on()) else {
+        let Some(backing) = backing.filter(|_| untrusted::is_on(self.context)) else {
             return Source::Name(self.name.to_owned());
         };
         let mut options = OsString::from("file.filename=");
@@ -342,7 +350,7 @@ impl Wanted<'_> {
         options: &ConvertOptions,
     ) -> Result<Device, Failure> {
         let opened = in_first(caches, |cache| {
-            open::repaired(self.queue, source, &self.how(cache, options))
+            open::repaired(self.context, self.queue, source, &self.how(cache, options))
         });
         opened.map_err(|e| open::failure(self.name, &e))
     }
@@ -353,7 +361,7 @@ impl Wanted<'_> {
             true => None,
             false => Format::from_str(self.arguments.target_format()).ok(),
         };
-        untrusted::defaults()
+        untrusted::defaults(self.context)
             .format(format)
             .write(true)
             .cache(cache)
@@ -378,11 +386,12 @@ impl Wanted<'_> {
         }
         let others = other_files(&*plan).map_err(failure)?;
         let caches = self.caches(self.aligned && plan.alignment() >= 4096);
-        let files = NewFiles::open(&file, plan, &caches, &objects::all()).map_err(|e| {
-            // Its lock is in the way if it is a source.
-            let is_read = self.check_not_read(&[Some(&file)]).is_err();
-            failure(e).with_next(if is_read { ANOTHER_NAME } else { "" })
-        });
+        let files =
+            NewFiles::open(&file, plan, &caches, &objects::all(self.context)).map_err(|e| {
+                // Its lock is in the way if it is a source.
+                let is_read = self.check_not_read(&[Some(&file)]).is_err();
+                failure(e).with_next(if is_read { ANOTHER_NAME } else { "" })
+            });
         let mut files = files?;
         let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.
@@ -478,9 +487,9 @@ impl Wanted<'_> {
         };
         let format = create.get("backing_fmt").map(Format::from_str);
         let opened = format.transpose().and_then(|format| {
-            let options = untrusted::defaults().format(format);
+            let options = untrusted::defaults(self.context).format(format);
             let source = Source::Name(beside(backing, self.name));
-            open::repaired(self.queue, &source, &options)
+            open::repaired(self.context, self.queue, &source, &options)
         });
         match opened {
             Ok(device) => {

@@ -23,7 +23,7 @@ use crate::images::named::Named;
 use crate::images::new_image::NewFiles;
 use crate::images::open;
 use crate::output::{Progress, Shown};
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// Bytes of a list of checksums at most.
 const LIST: usize = 4 << 20;
@@ -51,6 +51,7 @@ impl Done {
 
 /// An import.
 pub struct Job {
+    context: Context,
     wanted: Wanted,
     record: Record,
     watch: Watch,
@@ -59,8 +60,9 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn new(wanted: Wanted, record: Record, watch: Watch) -> Job {
+    pub fn new(context: Context, wanted: Wanted, record: Record, watch: Watch) -> Job {
         Job {
+            context,
             wanted,
             record,
             watch,
@@ -82,7 +84,7 @@ impl Job {
     fn steps(&self) -> Result<(), Trouble> {
         let wanted = &self.wanted;
         let queue = open::queue().map_err(other)?;
-        let source = Opened::open(&wanted.source, &wanted.arguments.name)?;
+        let source = Opened::open(&self.context, &wanted.source, &wanted.arguments.name)?;
         let target = Path::new(super::path(&wanted.target));
         if source.is_file(target) {
             let why = "The source and the target are the same file";
@@ -99,7 +101,7 @@ impl Job {
         let (reader, compression) = jobs::unpacked(Box::new(fetched)).map_err(refused)?;
         self.record.lock().compression = Some(compression.map_or("none", |c| c.name()));
         let reader = Bounded::new(reader, &self.record, bounds.clone());
-        let policy = untrusted::policy();
+        let policy = untrusted::policy(&self.context);
         let stream = ImageStream::open_unpacked(&queue, Box::new(reader), format, &policy);
         let stream = stream.map_err(refused)?;
         self.note(stream.format(), stream.size());
@@ -153,7 +155,7 @@ impl Job {
             let why = "--sums needs a source that has a name";
             return Err(Trouble::new(Cause::Other, why));
         };
-        let opened = Opened::open(list, &Default::default())?;
+        let opened = Opened::open(&self.context, list, &Default::default())?;
         if opened.is_file(Path::new(super::path(&self.wanted.target))) {
             let why = "The list of checksums and the target are the same file";
             return Err(Trouble::new(Cause::Other, why));
@@ -199,7 +201,7 @@ impl Job {
         let is_raw = size.is_none();
         if is_raw {
             // As the disk has whole sectors.
-            bounds.is_disk_of(limits().virtual_size / 512 * 512);
+            bounds.is_disk_of(limits(&self.context).virtual_size / 512 * 512);
         }
         let content = target::Content::stream(size, &[]);
         let spill = stream::spill(arguments).map_err(other)?;
@@ -320,7 +322,7 @@ impl Job {
         format: Format,
         checked: impl Fn() -> Result<(), Trouble>,
     ) -> Result<(), Trouble> {
-        let how = untrusted::defaults().format(Some(format));
+        let how = untrusted::defaults(&self.context).format(Some(format));
         let how = how.whole_clusters(true);
         let is_unreadable = |e: &zebu::Error| e.kind() == ErrorKind::Io;
         let of_source = |e: zebu::Error| match is_unreadable(&e) {
@@ -373,7 +375,14 @@ impl Job {
     ) -> Result<(Target, Option<NewFiles>, ConvertOptions), Trouble> {
         self.watch.begin()?;
         let mut options = ConvertOptions::default();
-        match target::open(queue, arguments, &self.wanted.target, content, &mut options) {
+        match target::open(
+            &self.context,
+            queue,
+            arguments,
+            &self.wanted.target,
+            content,
+            &mut options,
+        ) {
             Ok(opened) => Ok((opened.target, opened.files, options)),
             Err(unopened) => {
                 let trouble = failed(Cause::Target, unopened.why);
@@ -411,8 +420,11 @@ impl Job {
 }
 
 /// The limits of strict mode, which is on.
-fn limits() -> Limits {
-    untrusted::policy().limits().copied().unwrap_or_default()
+fn limits(context: &Context) -> Limits {
+    untrusted::policy(context)
+        .limits()
+        .copied()
+        .unwrap_or_default()
 }
 
 fn other(failure: Failure) -> Trouble {

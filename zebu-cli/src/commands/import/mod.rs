@@ -23,7 +23,7 @@ use crate::arguments::known_options::option_help;
 use crate::arguments::{NameOptions, SourceOptions, size, untrusted};
 use crate::images::{same_file, streams};
 use crate::output::{self, Progress, Shown};
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 use digest::{Digest, Digests};
 use job::Job;
 use limits::{Bounds, Watch};
@@ -129,8 +129,8 @@ struct Wanted {
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let format = target_format(&arguments)?;
     for list in &arguments.options {
         create_options::check_list(list)?;
@@ -148,12 +148,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         seconds("time limit", &arguments.max_time)?,
         seconds("limit of processor time", &arguments.max_cpu)?,
     );
-    let wanted = wanted(arguments, format)?;
+    let wanted = wanted(context, arguments, format)?;
     check_output(&wanted)?;
     signals::catch_stops();
     let mut progress = Progress::beside_data(wanted.arguments.progress);
     let record = Record::default();
-    let result = supervised(&wanted, &record, &watch, &mut progress);
+    let result = supervised(context, &wanted, &record, &watch, &mut progress);
     progress.finish(result.is_ok());
     let trouble = result.err();
     let verdict = record.verdict(&wanted.source, &wanted.target, trouble.as_ref());
@@ -208,7 +208,7 @@ fn target_format(arguments: &Arguments) -> Result<Format, Failure> {
 }
 
 /// Checks the arguments, and turns strict mode on.
-fn wanted(arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
+fn wanted(context: &Context, arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
     let [source, target] = &arguments.names[..] else {
         return Err(Failure::new("Expecting a source and a target").with_hint());
     };
@@ -225,7 +225,7 @@ fn wanted(arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
             return Err(Failure::new(why));
         }
     }
-    SourceOptions::from(arguments.name.clone()).validate()?;
+    SourceOptions::from(arguments.name.clone()).validate(context)?;
     if arguments.spill_size.is_some() && arguments.spill.is_none() {
         return Err(Failure::new("--spill-size requires --spill"));
     }
@@ -235,8 +235,8 @@ fn wanted(arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
     };
     // Whatever was said of it before the command.
     match bytes("virtual size", &arguments.max_virtual_size)? {
-        Some(most) => untrusted::set(&format!("virtual-size={most}"))?,
-        None => untrusted::set("")?,
+        Some(most) => untrusted::set(context, &format!("virtual-size={most}"))?,
+        None => untrusted::set(context, "")?,
     }
     let mut digests = Digests::default();
     let given = [
@@ -261,13 +261,19 @@ fn wanted(arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
 /// Runs the job on a thread of its own. One that waits for the source is left, if that is too late:
 /// it ends with the process.
 fn supervised(
+    context: &Context,
     wanted: &Wanted,
     record: &Record,
     watch: &Watch,
     progress: &mut Progress,
 ) -> Result<(), Trouble> {
     let (sender, receiver) = channel();
-    let job = Job::new(wanted.clone(), record.clone(), watch.clone());
+    let job = Job::new(
+        context.clone(),
+        wanted.clone(),
+        record.clone(),
+        watch.clone(),
+    );
     let done = job.progress.clone();
     std::thread::Builder::new()
         .name("zebu-import-job".into())

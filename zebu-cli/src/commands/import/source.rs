@@ -23,6 +23,7 @@ use crate::arguments::{NameOptions, block_cache, objects, size};
 use crate::images::same_file;
 use crate::images::streams::{self, Input};
 use crate::output::Shown;
+use crate::program::Context;
 
 /// Bytes that are read at a time, and pieces of that size that wait for the conversion.
 const PIECE: usize = 1 << 20;
@@ -87,7 +88,7 @@ enum Bytes {
 
 impl Opened {
     /// Opens what a name means, or with `--image-opts` the options of a file.
-    pub fn open(name: &OsStr, options: &NameOptions) -> Result<Opened, Trouble> {
+    pub fn open(context: &Context, name: &OsStr, options: &NameOptions) -> Result<Opened, Trouble> {
         let (file, format) = match options.image_opts {
             true => described(name).map_err(|why| Trouble::new(Cause::Other, why))?,
             false => (named(name)?, None),
@@ -97,8 +98,8 @@ impl Opened {
             Trouble::new(Cause::Source, format!("Could not open '{name}': {e}"))
         };
         if let Some(file) = file.as_ref().filter(|file| is_remote(file)) {
-            let opened = file.open(OpenFile::default(), &objects::all());
-            let opened = opened.and_then(block_cache::over);
+            let opened = file.open(OpenFile::default(), &objects::all(context));
+            let opened = opened.and_then(|file| block_cache::over(context, file));
             let storage = opened.map_err(trouble)?.storage();
             return Ok(Opened {
                 bytes: Bytes::Remote(storage),

@@ -12,10 +12,11 @@ use crate::arguments::size;
 use crate::output::colours::Style;
 use crate::output::json::Value;
 use crate::output::{localtime, printed};
+use crate::program::Context;
 
 /// All reports, separated by empty lines. Bytes of names that are not UTF-8 stay.
-pub fn reports(reports: &[Report]) -> Vec<u8> {
-    let texts: Vec<Vec<u8>> = reports.iter().map(|one| report(one, "")).collect();
+pub fn reports(context: &Context, reports: &[Report]) -> Vec<u8> {
+    let texts: Vec<Vec<u8>> = reports.iter().map(|one| report(context, one, "")).collect();
     texts.join(&b'\n')
 }
 
@@ -51,9 +52,9 @@ pub fn coloured(text: &[u8]) -> Vec<u8> {
 }
 
 /// A report; `above` is the path of the node.
-fn report(report: &Report, above: &str) -> Vec<u8> {
+fn report(context: &Context, report: &Report, above: &str) -> Vec<u8> {
     let mut out = Vec::new();
-    name(&mut out, "image: ", &report.name);
+    name(context, &mut out, "image: ", &report.name);
     // Writing to memory cannot fail, here and below.
     let _ = write!(
         out,
@@ -72,49 +73,53 @@ fn report(report: &Report, above: &str) -> Vec<u8> {
         out.extend(b"cleanly shut down: no\n");
     }
     if let Some(backing) = &report.backing {
-        name(&mut out, "backing file: ", &backing.name);
+        name(context, &mut out, "backing file: ", &backing.name);
         if backing.name != backing.full_name {
-            name(&mut out, " (actual path: ", &backing.full_name);
+            name(context, &mut out, " (actual path: ", &backing.full_name);
             out.push(b')');
         }
         out.push(b'\n');
         if let Some(format) = &backing.format {
-            let _ = writeln!(out, "backing file format: {}", printed::text(format));
+            let _ = writeln!(
+                out,
+                "backing file format: {}",
+                printed::text(context, format)
+            );
         }
     }
-    limits(&mut out, report.limits.as_ref(), 0);
+    limits(context, &mut out, report.limits.as_ref(), 0);
     if let Some(qcow2) = &report.qcow2 {
-        snapshots(&mut out, &qcow2.snapshots);
+        snapshots(context, &mut out, &qcow2.snapshots);
     }
-    specific(&mut out, report.specific.as_ref());
+    specific(context, &mut out, report.specific.as_ref());
     if let Some(untrusted) = &report.untrusted {
         untrusted.to_text(&mut out);
     }
     for file in &report.files {
-        child(&mut out, file, above, "");
+        child(context, &mut out, file, above, "");
     }
     out
 }
 
 /// The part that is specific to the format, if there is one.
-pub fn specific(out: &mut Vec<u8>, value: Option<&Value>) {
+pub fn specific(context: &Context, out: &mut Vec<u8>, value: Option<&Value>) {
     if let Some(value) = value {
         out.extend(b"Format specific information:\n");
-        dump(out, value, 1);
+        dump(context, out, value, 1);
     }
 }
 
-fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
+fn name(context: &Context, out: &mut Vec<u8>, before: &str, name: &OsStr) {
     out.extend(before.as_bytes());
-    out.extend(&*printed::name(name.as_bytes()));
+    out.extend(&*printed::name(context, name.as_bytes()));
 }
 
 /// The file of an image, and the files below it.
-fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
+fn child(context: &Context, out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
     let path = format!("{above}/{}", file.role);
     if let Some(image) = &file.image {
         let _ = writeln!(out, "{indent}Child node '{path}':");
-        for line in report(image, &path).split_inclusive(|byte| *byte == b'\n') {
+        for line in report(context, image, &path).split_inclusive(|byte| *byte == b'\n') {
             out.extend(indent.as_bytes());
             out.extend(b"    ");
             out.extend(line);
@@ -127,7 +132,7 @@ fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
         Some(_) => ["image", "file format", "virtual size"],
     };
     let before = format!("{indent}Child node '{path}':\n{indent}    {label}: ");
-    name(out, &before, &file.name);
+    name(context, out, &before, &file.name);
     let _ = write!(
         out,
         "\n{indent}    {kind}: {}\n{indent}    {length}: {}\n{indent}    disk size: {}\n",
@@ -135,17 +140,17 @@ fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
         exact(file.length),
         disk_size(file.disk_size)
     );
-    limits(out, file.limits.as_ref(), indent.len() / 4 + 1);
+    limits(context, out, file.limits.as_ref(), indent.len() / 4 + 1);
     if let Some(below) = &file.below {
-        child(out, below, &path, &format!("{indent}    "));
+        child(context, out, below, &path, &format!("{indent}    "));
     }
 }
 
-fn limits(out: &mut Vec<u8>, limits: Option<&Limits>, level: usize) {
+fn limits(context: &Context, out: &mut Vec<u8>, limits: Option<&Limits>, level: usize) {
     if let Some(limits) = limits {
         let indent = "    ".repeat(level);
         let _ = writeln!(out, "{indent}Block limits:");
-        dump(out, &limits.to_json(), level + 1);
+        dump(context, out, &limits.to_json(), level + 1);
     }
 }
 
@@ -160,18 +165,18 @@ fn exact(bytes: u64) -> String {
 
 /// Values as lines `key: value`, four spaces a level, and dashes in keys as
 /// spaces.
-fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
+fn dump(context: &Context, out: &mut Vec<u8>, value: &Value, level: usize) {
     let indent = "    ".repeat(level);
     let mut line = |key: String, value: &Value| {
         let _ = write!(out, "{indent}{key}:");
         match value {
             Value::List(_) | Value::Object(_) => {
                 out.push(b'\n');
-                dump(out, value, level + 1);
+                dump(context, out, value, level + 1);
             }
             Value::Text(text) => {
                 out.push(b' ');
-                out.extend(&*printed::name(text));
+                out.extend(&*printed::name(context, text));
                 out.push(b'\n');
             }
             Value::Bool(value) => {
@@ -198,14 +203,14 @@ fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
 }
 
 /// The list of snapshots with its headings; empty without snapshots.
-pub fn snapshots(out: &mut Vec<u8>, list: &[Snapshot]) {
+pub fn snapshots(context: &Context, out: &mut Vec<u8>, list: &[Snapshot]) {
     if list.is_empty() {
         return;
     }
     out.extend(b"Snapshot list:\n");
     let mut row = |id: &[u8], tag: &[u8], cells: [&str; 4]| {
-        padded(out, id, 7);
-        padded(out, tag, 16);
+        padded(context, out, id, 7);
+        padded(context, out, tag, 16);
         let [size, date, clock, icount] = cells;
         let _ = writeln!(out, "{size:>8} {date:>19} {clock:>15} {icount:>10}");
     };
@@ -227,8 +232,8 @@ pub fn snapshots(out: &mut Vec<u8>, list: &[Snapshot]) {
 }
 
 /// A text of any bytes, padded to `width`, and a blank.
-fn padded(out: &mut Vec<u8>, text: &[u8], width: usize) {
-    let text = printed::name(text);
+fn padded(context: &Context, out: &mut Vec<u8>, text: &[u8], width: usize) {
+    let text = printed::name(context, text);
     out.extend(&*text);
     out.extend(std::iter::repeat_n(
         b' ',
@@ -262,7 +267,7 @@ mod tests {
             .with("bitmaps", vec![bitmap])
             .with("corrupt", false)
             .into();
-        dump(&mut out, &value, 1);
+        dump(&Context::new(None), &mut out, &value, 1);
         assert_eq!(
             String::from_utf8_lossy(&out),
             "    compat: 1.1\n    bitmaps:\n        [0]:\n            flags:\n                \

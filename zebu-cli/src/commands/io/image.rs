@@ -12,6 +12,7 @@ use super::opening::{Opening, changed};
 use super::overlay::Overlay;
 use crate::arguments::untrusted;
 use crate::images::open;
+use crate::program::Context;
 
 /// Requests in flight at most; a further one waits for all of them.
 const MAX_IN_FLIGHT: usize = 1024;
@@ -59,12 +60,12 @@ impl OpenImage {
     /// # Errors
     ///
     /// The text that follows `can't open device NAME: `.
-    pub fn open(opening: &Opening) -> Result<OpenImage, String> {
+    pub fn open(context: &Context, opening: &Opening) -> Result<OpenImage, String> {
         let overlay = match opening.snapshot && !opening.read_only {
-            true => Some(Rc::new(Overlay::new(opening)?)),
+            true => Some(Rc::new(Overlay::new(context, opening)?)),
             false => None,
         };
-        Self::open_over(opening, overlay)
+        Self::open_over(context, opening, overlay)
     }
 
     /// Opens an image, or the overlay if there is one.
@@ -72,7 +73,11 @@ impl OpenImage {
     /// # Errors
     ///
     /// As [`OpenImage::open`].
-    pub fn open_over(opening: &Opening, overlay: Option<Rc<Overlay>>) -> Result<OpenImage, String> {
+    pub fn open_over(
+        context: &Context,
+        opening: &Opening,
+        overlay: Option<Rc<Overlay>>,
+    ) -> Result<OpenImage, String> {
         if opening.force_share && !opening.read_only {
             return Err("force-share=on can only be used with read-only images".into());
         }
@@ -93,7 +98,7 @@ impl OpenImage {
         };
         if let Some(name) = &opening.name {
             let name = Source::Name(name.clone());
-            let allowed = untrusted::policy().check_source(&name);
+            let allowed = untrusted::policy(context).check_source(&name);
             allowed.map_err(|e| e.to_string())?;
         }
         let source = changed(source, &opening.changes);
@@ -104,14 +109,15 @@ impl OpenImage {
         };
         let queue = Queue::new(QueueOptions::default().engine(engine));
         let queue = queue.map_err(|e| e.to_string())?;
-        let how = untrusted::defaults()
+        let how = untrusted::defaults(context)
             .format(format)
             .write(!opening.read_only)
             .cache(opening.cache_mode())
             .force_share(opening.force_share)
             .copy_on_read(opening.copy_on_read)
             .discard(discard);
-        let device = open::repaired(&queue, &source, &how).map_err(|error| error.to_string())?;
+        let device =
+            open::repaired(context, &queue, &source, &how).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, opening.clone(), overlay))
     }
 

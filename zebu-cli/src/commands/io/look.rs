@@ -8,6 +8,7 @@ use super::number::human_size;
 use super::session::{Command, Session};
 use super::words::size;
 use crate::commands::info::specific_text;
+use crate::program::Context;
 
 /// alloc, map, length, info.
 pub const COMMANDS: &[Command] = &[
@@ -154,21 +155,21 @@ fn length(session: &mut Session, _args: &[&str]) -> Outcome {
 }
 
 fn info(session: &mut Session, _args: &[&str]) -> Outcome {
-    let out = session.out.clone();
+    let (out, context) = (session.out.clone(), session.context.clone());
     let image = session.image()?;
-    let text = describe(&image.queue, &image.device)
+    let text = describe(&context, &image.queue, &image.device)
         .map_err(|e| Failure::Out(format!("Could not get image info: {e}")))?;
     out.print_bytes(&text);
     Ok(())
 }
 
 /// The output of `info`.
-fn describe(queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
+fn describe(context: &Context, queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
     let layer = device.top();
     let cluster_size = layer.cluster_size().unwrap_or(0);
     let vm_state = layer.as_qcow2().map_or(0, |image| image.vm_state_offset());
     let specific = match device.is_filtered() {
-        false => specific_text(queue, device)?,
+        false => specific_text(context, queue, device)?,
         true => Vec::new(),
     };
     let mut text = format!(

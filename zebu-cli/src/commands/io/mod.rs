@@ -32,7 +32,7 @@ use zebu::storage::Queue;
 use super::command::Command;
 use crate::arguments::{block_cache, objects, untrusted, with_command_options, with_usage};
 use crate::output::wrapped;
-use crate::program::{Failure, Invocation, Outcome, trace, version};
+use crate::program::{Context, Failure, Outcome, trace, version};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
@@ -144,13 +144,13 @@ struct Arguments {
 }
 
 /// Runs the program.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     let words: Vec<&OsStr> = arguments.iter().map(OsString::as_os_str).collect();
-    let arguments = parse(invocation, &words)?;
+    let arguments = parse(context, &words)?;
     if let Some(text) = arguments.text {
         return crate::output::report(&text);
     }
-    let mut session = Session::new(&invocation.name, &table::COMMANDS);
+    let mut session = Session::new(context, &table::COMMANDS);
     if let Err(failure) = open_first(&mut session, &arguments.opening) {
         session.fail(failure, "", "");
         session.finish();
@@ -189,7 +189,7 @@ pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
     session.finish()
 }
 
-fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure> {
+fn parse(context: &Context, words: &[&OsStr]) -> Result<Arguments, Failure> {
     let mut all = Arguments::default();
     let (mut cache, mut cache_size) = (None, None);
     let mut options = Getopt::new(words, "hVc:d:f:rsnCmki:t:T:U", LONG);
@@ -198,20 +198,20 @@ fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure
             ('c', Some(text)) => all.commands.push(text.to_owned()),
             ('f', Some(name)) => all.opening.format = Some(name.to_string_lossy().into_owned()),
             ('I', _) => all.image_opts = true,
-            ('Y', value) => untrusted::set(&value.unwrap_or_default().to_string_lossy())?,
+            ('Y', value) => untrusted::set(context, &value.unwrap_or_default().to_string_lossy())?,
             ('D', folder) => cache = folder,
             ('S', size) => cache_size = size.map(OsStr::to_string_lossy),
-            ('T', value) => trace::warn(invocation, value.unwrap_or_default()),
-            ('h', _) => all.text = Some(help(invocation)),
-            ('V', _) => all.text = Some(version(invocation)),
-            ('O', text) => objects::add(text.unwrap_or_default())?,
+            ('T', value) => trace::warn(context, value.unwrap_or_default()),
+            ('h', _) => all.text = Some(help(context)),
+            ('V', _) => all.text = Some(version(context)),
+            ('O', text) => objects::add(context, text.unwrap_or_default())?,
             (letter, value) => {
                 let done = all.opening.set(letter, value).unwrap_or(Ok(()));
                 done.map_err(Failure::new)?;
             }
         }
     }
-    block_cache::set(cache, cache_size.as_deref())?;
+    block_cache::set(context, cache, cache_size.as_deref())?;
     if all.image_opts && all.opening.format.is_some() {
         let text = "--image-opts and -f are mutually exclusive";
         return Err(Failure::new(text));
@@ -226,17 +226,17 @@ fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure
 }
 
 /// How the user calls this program.
-fn called(invocation: &Invocation) -> String {
-    match invocation.command.as_str() {
-        "" => invocation.name.clone(),
-        command => format!("{} {command}", invocation.name),
+fn called(context: &Context) -> String {
+    match context.command {
+        "" => context.name.clone(),
+        command => format!("{} {command}", context.name),
     }
 }
 
-fn help(invocation: &Invocation) -> String {
-    let called = called(invocation);
+fn help(context: &Context) -> String {
+    let called = called(context);
     let mut command = definition();
-    if invocation.role == "zebu" {
+    if context.role == "zebu" {
         command = COMMAND.with_examples(command);
     }
     let command = with_usage(

@@ -16,6 +16,7 @@ use crate::arguments::file_name::as_value;
 use crate::arguments::untrusted;
 use crate::images::open;
 use crate::output::Shown;
+use crate::program::Context;
 
 /// The directory of temporary images, without `TMPDIR`. They may be large, and `/tmp` is often
 /// memory.
@@ -35,12 +36,12 @@ impl Overlay {
     /// # Errors
     ///
     /// The text that follows `can't open device NAME: `.
-    pub fn new(opening: &Opening) -> Result<Overlay, String> {
+    pub fn new(context: &Context, opening: &Opening) -> Result<Overlay, String> {
         let queue = Queue::new(QueueOptions::default()).map_err(|e| e.to_string())?;
-        let base = look_at(&queue, opening)?;
+        let base = look_at(context, &queue, opening)?;
         let (name, backing) = match opening.source() {
             // In strict mode no name in an image is followed, not even in this one.
-            Source::Name(name) if untrusted::is_on() => (None, {
+            Source::Name(name) if untrusted::is_on(context) => (None, {
                 let format = base.top().format().name();
                 let mut options = OsString::from(format!("driver={format},file.filename="));
                 options.push(as_value(&absolute(&name)));
@@ -89,16 +90,16 @@ impl Overlay {
 }
 
 /// Opens the backing image for its metadata.
-fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
+fn look_at(context: &Context, queue: &Queue, opening: &Opening) -> Result<Device, String> {
     let format = match &opening.format {
         Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
         None => None,
     };
-    let how = untrusted::defaults()
+    let how = untrusted::defaults(context)
         .format(format)
         .cache(opening.cache_mode())
         .inspect(true);
-    open::repaired(queue, &opening.source(), &how).map_err(|e| e.to_string())
+    open::repaired(context, queue, &opening.source(), &how).map_err(|e| e.to_string())
 }
 
 /// A name that means the same from any directory.

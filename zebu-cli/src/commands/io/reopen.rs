@@ -208,11 +208,12 @@ fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
     };
     let (before, overlay) = (image.opening.clone(), image.overlay.clone());
     let closed = image.close().map_err(|e| format!("close failed: {e}"));
-    let opened = closed.and_then(|()| OpenImage::open_over(opening, overlay.clone()));
+    let opened =
+        closed.and_then(|()| OpenImage::open_over(&session.context, opening, overlay.clone()));
     let (image, result) = match opened {
         Ok(image) => (image, Ok(())),
         Err(error) => (
-            OpenImage::open_over(&before, overlay)
+            OpenImage::open_over(&session.context, &before, overlay)
                 .map_err(|again| format!("{error}; not open any more: {again}"))?,
             Err(error),
         ),

@@ -2,12 +2,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::rc::Rc;
 
 use super::command::{self, Failure, Handler, Outcome};
 use super::image::OpenImage;
 use super::input::Input;
 use super::opening::Opening;
 use super::output::Output;
+use crate::program::Context;
 
 /// The prompt of qemu-io, under any name of the program.
 const PROMPT: &str = "qemu-io> ";
@@ -18,8 +20,7 @@ pub type Command = command::Command<Session>;
 /// A session.
 pub struct Session {
     tables: &'static [&'static [Command]],
-    /// The program's name, for messages.
-    pub program: String,
+    pub context: Rc<Context>,
     /// Where everything is printed.
     pub out: Output,
     /// The open image.
@@ -31,10 +32,10 @@ pub struct Session {
 
 impl Session {
     /// A session with these commands, without an image.
-    pub fn new(program: &str, tables: &'static [&'static [Command]]) -> Session {
+    pub fn new(context: &Context, tables: &'static [&'static [Command]]) -> Session {
         Session {
             tables,
-            program: program.to_owned(),
+            context: Rc::new(context.clone()),
             out: Output::new(),
             image: None,
             quit: false,
@@ -46,7 +47,7 @@ impl Session {
     pub fn silent(tables: &'static [&'static [Command]]) -> Session {
         Session {
             out: Output::silent(),
-            ..Session::new("zebu", tables)
+            ..Session::new(&Context::new(None), tables)
         }
     }
 
@@ -68,7 +69,8 @@ impl Session {
         if self.image.is_some() {
             return Err(Failure::Named("file open already, try 'help close'".into()));
         }
-        let image = OpenImage::open(opening).map_err(|why| Failure::Named(opening.cannot(why)))?;
+        let image = OpenImage::open(&self.context, opening)
+            .map_err(|why| Failure::Named(opening.cannot(why)))?;
         self.image = Some(image);
         Ok(())
     }
@@ -105,7 +107,9 @@ impl Session {
         match failure {
             Failure::Out(text) => self.out.print(format_args!("{text}\n")),
             Failure::Err(text) => self.out.error(text),
-            Failure::Named(text) => self.out.error(format_args!("{}: {text}", self.program)),
+            Failure::Named(text) => self
+                .out
+                .error(format_args!("{}: {text}", self.context.name)),
             Failure::Option(text) => {
                 self.out.error(format_args!("{name}: {text}"));
                 self.out.print(format_args!("{usage}\n"));

@@ -21,7 +21,7 @@ use crate::arguments::{
     help_of_operands, parse, with_command_options, with_common_options, with_usage,
 };
 use crate::output::Shown;
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "manual",
@@ -57,8 +57,8 @@ pub struct Arguments {
 
 /// Runs the command `manual`: writes the pages to a folder. The date that they have is an argument, so that
 /// they are the same bytes whenever they are written.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = parse(context, arguments)?;
     let (folder, date) = match &arguments.names[..] {
         [folder] if !folder.is_empty() => (folder, String::new()),
         [folder, date] if !folder.is_empty() => (folder, date.to_string_lossy().into_owned()),

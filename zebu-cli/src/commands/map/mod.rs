@@ -15,7 +15,7 @@ use super::command::Command;
 use crate::arguments::{OutputFormat, SourceOptions, one_name, size};
 use crate::images::open;
 use crate::output::{self, printed};
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 pub const COMMAND: Command = Command {
     name: "map",
@@ -72,8 +72,8 @@ impl Row {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let number = |what, text: &Option<String>| {
         text.as_deref()
@@ -93,18 +93,24 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
 
     let queue = open::queue()?;
-    let device = open::device(&queue, name, &arguments.source, CacheMode::WriteBack)?;
+    let device = open::device(
+        context,
+        &queue,
+        name,
+        &arguments.source,
+        CacheMode::WriteBack,
+    )?;
     let end = length
         .and_then(|length| start.checked_add(length))
         .map_or(device.size(), |end| end.min(device.size()));
     if let Some((path, kind)) = picture {
         let range = start.min(end)..end;
-        return picture::draw(&queue, &device, range, kind, path).map(|()| 0);
+        return picture::draw(context, &queue, &device, range, kind, path).map(|()| 0);
     }
 
     let mut out = std::io::BufWriter::new(output::stdout()?);
     let result = match format {
-        OutputFormat::Human => human(&queue, &device, start..end, &mut out),
+        OutputFormat::Human => human(context, &queue, &device, start..end, &mut out),
         OutputFormat::Json => json(&queue, &device, start..end, &mut out),
     };
     out.flush()?;
@@ -112,6 +118,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 }
 
 fn human(
+    context: &Context,
     queue: &Queue,
     device: &Device,
     range: std::ops::Range<u64>,
@@ -138,7 +145,7 @@ fn human(
             .map(|number| format!("{:<16}", c_hex(*number)))
             .collect();
         out.write_all(line.as_bytes())?;
-        out.write_all(&printed::name(file.as_bytes()))?;
+        out.write_all(&printed::name(context, file.as_bytes()))?;
         Ok(writeln!(out)?)
     })
 }

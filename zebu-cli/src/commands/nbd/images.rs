@@ -12,7 +12,7 @@ use zebu_nbd::{Export, ExportOptions};
 use super::arguments::Arguments;
 use crate::arguments::size;
 use crate::output::Shown;
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// Name of the export, and the image.
 fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
@@ -52,6 +52,7 @@ fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
 
 /// Opens all images.
 pub fn open(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     shared: bool,
@@ -68,7 +69,7 @@ pub fn open(
     }
     let options = arguments
         .image
-        .open_options()?
+        .open_options(context)?
         // The temporary image of --snapshot has a size of its own.
         .length(match arguments.image.snapshot {
             true => Length::Shared,
@@ -76,7 +77,7 @@ pub fn open(
         });
     let mut exports = Vec::new();
     for (name, image) in named(arguments)? {
-        let device = arguments.image.open(queue, &image, &options)?;
+        let device = arguments.image.open(context, queue, &image, &options)?;
         let offset = match &arguments.offset {
             None => 0,
             Some(text) => {

@@ -13,7 +13,7 @@ use zebu::internal::nbd::{
 
 use super::arguments::Arguments;
 use crate::output::{self, Shown, printed};
-use crate::program::{Failure, Outcome};
+use crate::program::{Context, Failure, Outcome};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
 /// Connects to a server and prints its exports.
-pub fn run(arguments: &Arguments) -> Outcome {
+pub fn run(context: &Context, arguments: &Arguments) -> Outcome {
     if !arguments.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name").with_hint());
     }
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let (name, stream) = connect(arguments)?;
     let asked = Client(stream)
         .greet()
-        .and_then(|mut client| client.describe());
+        .and_then(|mut client| client.describe(context));
     let text = asked
         .map_err(|e| Failure::new(format!("Failed to list '{name}': {}", zebu::strerror(&e))))?;
     output::report(&text)
@@ -135,7 +135,7 @@ impl Client {
         Err(io::Error::other("it answers without end"))
     }
 
-    fn describe(&mut self) -> io::Result<String> {
+    fn describe(&mut self, context: &Context) -> io::Result<String> {
         let extended = self.ask(OptionKind::ExtendedHeaders, &[])?.is_ok();
         let structured = extended || self.ask(OptionKind::StructuredReply, &[])?.is_ok();
         let listed = self.ask(OptionKind::List, &[])?;
@@ -144,18 +144,24 @@ impl Client {
         let mut text = format!("exports available: {}\n", listed.len());
         for payload in listed {
             let (name, description) = decode_list_item(&payload).map_err(strange)?;
-            text += &format!(" export: '{}'\n", printed::text(&name));
+            text += &format!(" export: '{}'\n", printed::text(context, &name));
             if !description.is_empty() {
-                text += &format!("  description: {}\n", printed::text(&description));
+                text += &format!("  description: {}\n", printed::text(context, &description));
             }
-            text += &self.details(&name, extended, structured)?;
+            text += &self.details(context, &name, extended, structured)?;
         }
         // It may close the connection without an answer.
         let _ = self.ask(OptionKind::Abort, &[]);
         Ok(text)
     }
 
-    fn details(&mut self, name: &str, extended: bool, structured: bool) -> io::Result<String> {
+    fn details(
+        &mut self,
+        context: &Context,
+        name: &str,
+        extended: bool,
+        structured: bool,
+    ) -> io::Result<String> {
         let go = Go {
             name: name.into(),
             wanted: vec![Info::BLOCK_SIZE],
@@ -197,7 +203,7 @@ impl Client {
             text += &format!("  available meta contexts: {}\n", found.len());
             for payload in found {
                 let (_, name) = ContextQuery::decode_context(&payload).map_err(strange)?;
-                text += &format!("   {}\n", printed::text(&name));
+                text += &format!("   {}\n", printed::text(context, &name));
             }
         }
         Ok(text)

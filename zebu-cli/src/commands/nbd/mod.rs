@@ -20,7 +20,7 @@ use super::command::{Command, Place, Values};
 use crate::arguments::parse;
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::output::Shown;
-use crate::program::{Failure, Invocation, Outcome, trace, version};
+use crate::program::{Context, Failure, Outcome, trace, version};
 pub use arguments::Arguments;
 use label::SocketLabel;
 
@@ -58,17 +58,17 @@ pub const COMMAND: Command = Command {
 const MOST_CLIENTS: usize = 1024;
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     if arguments.iter().any(|a| a == "-V" || a == "--version") {
-        return crate::output::report(&version(invocation));
+        return crate::output::report(&version(context));
     }
-    let arguments: Arguments = parse(invocation, arguments)?;
+    let arguments: Arguments = parse(context, arguments)?;
     arguments.refuse()?;
     for events in &arguments.trace {
-        trace::warn(invocation, events);
+        trace::warn(context, events);
     }
     if arguments.list {
-        return list::run(&arguments);
+        return list::run(context, &arguments);
     }
     // Before any other descriptor is made.
     let passed = Listener::passed().map_err(|e| failed("the sockets that were passed", &e))?;
@@ -80,9 +80,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     // qemu-nbd prints nothing about clients, also with -v.
-    let verbose = arguments.verbose && invocation.role != "qemu-nbd";
+    let verbose = arguments.verbose && context.role != "qemu-nbd";
     let log = Log::start(verbose).map_err(|e| failed("the log", &e))?;
-    serve(&arguments, passed, parent, signals, &log)
+    serve(context, &arguments, passed, parent, signals, &log)
 }
 
 fn check_addresses(arguments: &Arguments, passed: &[Listener]) -> Result<(), Failure> {
@@ -130,6 +130,7 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
 }
 
 fn serve(
+    context: &Context,
     arguments: &Arguments,
     passed: Vec<Listener>,
     parent: Option<Parent>,
@@ -147,17 +148,17 @@ fn serve(
             0 => None,
             seconds => Some(Duration::from_secs(seconds)),
         },
-        tls: tls::server(arguments)?,
+        tls: tls::server(context, arguments)?,
         queue: queue_options,
     };
-    let exports = images::open(&queue, arguments, clients != 1)?;
+    let exports = images::open(context, &queue, arguments, clients != 1)?;
     // Clients of the server find them.
     let metrics = arguments.metrics.start("nbd", &exports)?;
     let names = exports.iter().map(|export| export.options().name.clone());
     let names: Vec<String> = names.collect();
     let listeners = listeners(arguments, passed)?;
     let devices = exports.iter().map(|export| export.device());
-    let _pid_file = PidFile::write(arguments.pid_file.as_deref(), devices)?;
+    let _pid_file = PidFile::write(context, arguments.pid_file.as_deref(), devices)?;
     for listener in &listeners {
         tracing::info!("listening at {listener}, exports {names:?}");
     }

@@ -8,13 +8,13 @@ use zebu::tls::ServerTls;
 use super::arguments::Arguments;
 use crate::arguments::objects::{self, KEYS, Kind, Object, note_file};
 use crate::output::Shown;
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// What TLS needs, if it is wanted.
-pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
+pub fn server(context: &Context, arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
     let mut objects = Vec::new();
     for text in &arguments.object {
-        if !objects::add_for_image(text)? {
+        if !objects::add_for_image(context, text)? {
             objects.push(object(text)?);
         }
     }
@@ -31,16 +31,16 @@ pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
         let object = objects.into_iter().find(|object| object.id == *id);
         let object =
             object.ok_or_else(|| Failure::new(format!("No TLS credentials with id '{id}'")))?;
-        note_file(&object.directory);
+        note_file(context, &object.directory);
         match object.kind {
             Kind::Certificates => ServerTls::with_certificates(&object.directory, object.verify),
             Kind::Keys { .. } => ServerTls::with_keys(&object.directory.join(KEYS)),
         }
     } else if let Some(directory) = &arguments.tls_certificates {
-        note_file(Path::new(directory));
+        note_file(context, Path::new(directory));
         ServerTls::with_certificates(Path::new(directory), true)
     } else if let Some(file) = &arguments.tls_psk {
-        note_file(Path::new(file));
+        note_file(context, Path::new(file));
         ServerTls::with_keys(Path::new(file))
     } else {
         return Ok(None);

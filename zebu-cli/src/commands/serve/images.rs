@@ -15,7 +15,7 @@ use crate::commands::io::opening::Opening;
 use crate::commands::io::overlay::Overlay;
 use crate::images::open;
 use crate::output::Shown;
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// A thread that waits for longer has nothing to do, and sleeps.
 const MAX_POLL: Duration = Duration::from_secs(1);
@@ -102,7 +102,7 @@ impl ImageArguments {
     }
 
     /// Options by which images are opened.
-    pub fn open_options(&self) -> Result<OpenOptions, Failure> {
+    pub fn open_options(&self, context: &Context) -> Result<OpenOptions, Failure> {
         if self.image_opts && self.format.is_some() {
             let text = "--image-opts and -f are mutually exclusive";
             return Err(Failure::new(text));
@@ -123,7 +123,7 @@ impl ImageArguments {
             return Err(Failure::new(text));
         }
         let snapshot = self.load_snapshot.as_deref().map(OsStr::as_bytes);
-        let mut defaults = untrusted::defaults();
+        let mut defaults = untrusted::defaults(context);
         if let Policy::Untrusted(limits) = &mut defaults.policy {
             // Requests of clients are not bounded by the limit of work.
             limits.work = u64::MAX;
@@ -140,6 +140,7 @@ impl ImageArguments {
     /// Opens an image.
     pub fn open(
         &self,
+        context: &Context,
         queue: &Queue,
         name: &OsStr,
         options: &OpenOptions,
@@ -157,7 +158,7 @@ impl ImageArguments {
         }
         let mut source = open::named(name, self.image_opts, self.format.as_deref());
         if self.snapshot {
-            let overlay = self.overlay(name, &options).map_err(failure)?;
+            let overlay = self.overlay(context, name, &options).map_err(failure)?;
             source = overlay.source();
             options.format = None;
             // The image has no name: its descriptor must stay open as long as
@@ -168,11 +169,16 @@ impl ImageArguments {
             return Device::open(queue, &source, &options)
                 .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")));
         }
-        open::repaired(queue, &source, &options).map_err(|e| failure(e.to_string()))
+        open::repaired(context, queue, &source, &options).map_err(|e| failure(e.to_string()))
     }
 
     /// A temporary image over `name`.
-    fn overlay(&self, name: &OsStr, options: &OpenOptions) -> Result<Overlay, String> {
+    fn overlay(
+        &self,
+        context: &Context,
+        name: &OsStr,
+        options: &OpenOptions,
+    ) -> Result<Overlay, String> {
         let opening = Opening {
             name: (!self.image_opts).then(|| name.into()),
             options: self.image_opts.then(|| name.into()),
@@ -180,7 +186,7 @@ impl ImageArguments {
             cache: Some(options.cache),
             ..Opening::default()
         };
-        Overlay::new(&opening)
+        Overlay::new(context, &opening)
     }
 }
 

@@ -12,7 +12,7 @@ use zebu::block::Device;
 
 use crate::images::same_file;
 use crate::output::Shown;
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 
 /// Bytes of such a file at most.
 const MOST: usize = 32;
@@ -27,6 +27,7 @@ impl PidFile {
     ///
     /// It is a file that the server reads, or one with other content; or it cannot be written.
     pub fn write<'a>(
+        context: &Context,
         path: Option<&OsStr>,
         devices: impl Iterator<Item = &'a Device>,
     ) -> Result<Self, Failure> {
@@ -38,7 +39,7 @@ impl PidFile {
             Failure::new(text)
         };
         let path = Path::new(path);
-        if let Some(why) = same_file::refused_beside(devices, path) {
+        if let Some(why) = same_file::refused_beside(context, devices, path) {
             return Err(refused(why));
         }
         let written = replace(path).map_err(|e| refused(&zebu::strerror(&e).to_string()))?;

@@ -20,7 +20,7 @@ use super::command::Command;
 use crate::arguments::metrics_address::MetricsAddress;
 use crate::arguments::size;
 use crate::output::{self, localtime};
-use crate::program::{Failure, Invocation, Outcome, signals};
+use crate::program::{Context, Failure, Outcome, signals};
 use sample::Sample;
 use screen::Screen;
 use view::{Line, View};
@@ -67,8 +67,8 @@ enum Event {
 }
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = super::parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(context, arguments)?;
     let count = match &arguments.count {
         None => None,
         Some(text) => match size::number::<u64>(text) {

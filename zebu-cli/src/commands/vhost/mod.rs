@@ -16,7 +16,7 @@ use super::command::Command;
 use crate::arguments::{objects, parse};
 use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
 use crate::output::Shown;
-use crate::program::{Failure, Invocation, Outcome};
+use crate::program::{Context, Failure, Outcome};
 pub use arguments::Arguments;
 use arguments::Wanted;
 
@@ -41,8 +41,8 @@ pub const COMMAND: Command = Command {
 const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", \"blk-file\"]}\n";
 
 /// Runs the command.
-pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = parse(invocation, arguments)?;
+pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = parse(context, arguments)?;
     if arguments.print_capabilities {
         return crate::output::report(CAPABILITIES);
     }
@@ -50,7 +50,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     arguments
         .object
         .iter()
-        .try_for_each(|text| objects::add(text))?;
+        .try_for_each(|text| objects::add(context, text))?;
     let wanted = arguments.wanted()?;
     // Before any thread is there.
     let parent = match arguments.fork {
@@ -59,10 +59,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     let log = Log::start(arguments.verbose).map_err(|e| failed("the log", &e))?;
-    serve(&arguments, &wanted, parent, signals, &log)
+    serve(context, &arguments, &wanted, parent, signals, &log)
 }
 
 fn serve(
+    context: &Context,
     arguments: &Arguments,
     wanted: &[Wanted],
     parent: Option<Parent>,
@@ -72,7 +73,7 @@ fn serve(
     let options = arguments.image.queue_options()?.force_async(2);
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
-    let exports = open(&queue, arguments, wanted)?;
+    let exports = open(context, &queue, arguments, wanted)?;
     // Clients of the server find them.
     let metrics = arguments.metrics.start("vhost-user-blk", &exports)?;
     let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
@@ -86,7 +87,7 @@ fn serve(
         tracing::info!("listening at {listener}, export {:?}", export.name());
     }
     let devices = exports.iter().map(|export| export.device());
-    let _pid_file = PidFile::write(arguments.pid_file.as_deref(), devices)?;
+    let _pid_file = PidFile::write(context, arguments.pid_file.as_deref(), devices)?;
     let server = Server::start(doors, &options).map_err(|e| failed("the server", &e))?;
     if let Some(parent) = parent {
         // From then on standard error is /dev/null.
@@ -114,11 +115,12 @@ fn serve(
 }
 
 fn open(
+    context: &Context,
     queue: &Queue,
     arguments: &Arguments,
     wanted: &[Wanted],
 ) -> Result<Vec<Arc<Export>>, Failure> {
-    let options = arguments.image.open_options()?;
+    let options = arguments.image.open_options(context)?;
     let mut names = HashSet::new();
     let mut exports = Vec::new();
     for wanted in wanted {
@@ -128,7 +130,9 @@ fn open(
         }
         let mut options = options.clone();
         options.write &= wanted.writable;
-        let device = arguments.image.open(queue, &wanted.image, &options)?;
+        let device = arguments
+            .image
+            .open(context, queue, &wanted.image, &options)?;
         let options = ExportOptions {
             name: wanted.name.clone(),
             queues: wanted.queues,

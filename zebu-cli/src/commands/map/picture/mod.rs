@@ -17,7 +17,7 @@ use zebu::storage::Queue;
 use crate::images::same_file;
 use crate::images::survey::{self, Survey};
 use crate::output::Shown;
-use crate::program::Failure;
+use crate::program::{Context, Failure};
 use canvas::Canvas;
 use draw::Picture;
 
@@ -48,6 +48,7 @@ impl Kind {
 
 /// Draws `range` of the disk into the file `path`.
 pub fn draw(
+    context: &Context,
     queue: &Queue,
     device: &Device,
     range: Range<u64>,
@@ -56,7 +57,7 @@ pub fn draw(
 ) -> Result<(), Failure> {
     let path = Path::new(path);
     let sources = std::slice::from_ref(device);
-    if let Some(why) = same_file::refused_new(sources, &FileSpec::new(path)) {
+    if let Some(why) = same_file::refused_new(context, sources, &FileSpec::new(path)) {
         return Err(Failure::new(format!("{why}: '{}'", path.shown())));
     }
     let failed = |e| Failure::new(format!("Failed to read image metadata: {e}"));

@@ -1,18 +1,23 @@
-//! How the program was called.
+//! How the program was called, and what its options say of every image that it opens.
 
+use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
-use std::io::Write;
-use std::path::Path;
+use std::io::{IsTerminal, Write, stdout};
+use std::path::{Path, PathBuf};
 
+use zebu::Limits;
+use zebu::block::Objects;
 use zebu::names::without_queries;
+use zebu::storage::BlockCache;
 
 use crate::output::printed;
 use crate::program::closest::closest;
 use crate::program::{Failure, signals};
 
-/// How the program was called.
-#[derive(Clone, Debug)]
-pub struct Invocation {
+/// What holds for the whole run of the program. Every command gets it. Options are taken while arguments are
+/// read, wherever they are; a clone has those that were taken before.
+#[derive(Clone)]
+pub struct Context {
     /// `argv[0]` as it was given; usage messages show it.
     pub argv0: String,
     /// Its base name, which starts every message.
@@ -20,33 +25,47 @@ pub struct Invocation {
     /// Which program it is by that name: `zebu`, or one of [`OF_QEMU`].
     pub role: &'static str,
     /// The subcommand; empty before there is one.
-    pub command: String,
+    pub command: &'static str,
     /// Its operands, as its usage line shows them.
     pub operands: Option<&'static str>,
+    /// Whether reports have names as they are: scripts that call the program by a name of QEMU's get names as
+    /// QEMU prints them; a terminal does not.
+    pub raw_names: bool,
+    /// Those of `--untrusted`, once it was given.
+    pub limits: Cell<Option<Limits>>,
+    /// That of `--cache-dir`.
+    pub cache: RefCell<Option<BlockCache>>,
+    /// Those of `--object`.
+    pub objects: RefCell<Objects>,
+    /// The files with secrets and keys that are read, and folders with such files.
+    pub key_files: RefCell<Vec<PathBuf>>,
 }
 
-impl Invocation {
+impl Context {
     pub fn new(argv0: Option<OsString>) -> Self {
         let argv0 = argv0.map_or_else(|| "zebu".to_string(), |a| a.to_string_lossy().into_owned());
         let name = Path::new(&argv0).file_name().map_or_else(
             || argv0.clone(),
             |name| name.to_string_lossy().trim_start_matches("lt-").to_string(),
         );
-        Invocation {
-            role: role(&name),
+        let role = role(&name);
+        Context {
+            role,
             argv0,
             name,
-            command: String::new(),
+            command: "",
             operands: None,
+            raw_names: role != "zebu" && !stdout().is_terminal(),
+            limits: Cell::default(),
+            cache: RefCell::default(),
+            objects: RefCell::default(),
+            key_files: RefCell::default(),
         }
     }
 
-    /// The same for one subcommand.
-    pub fn with_command(&self, command: &str) -> Self {
-        Invocation {
-            command: command.to_string(),
-            ..self.clone()
-        }
+    /// Whether the program was called by a name of QEMU's.
+    pub fn is_as_qemu(&self) -> bool {
+        self.role != "zebu"
     }
 
     /// What getopt would start its messages with: `ARGV0 info`.
@@ -105,9 +124,9 @@ const COPYRIGHT: &str = "Copyright (c) 2026 The zebu authors";
 
 /// What `--version` prints. Under names of QEMU's, scripts compare the first number, and find it where QEMU
 /// has it.
-pub fn version(invocation: &Invocation) -> String {
-    let (name, argv0) = (&invocation.name, &invocation.argv0);
-    match invocation.role {
+pub fn version(context: &Context) -> String {
+    let (name, argv0) = (&context.name, &context.argv0);
+    match context.role {
         role @ ("qemu-img" | "qemu-io") => {
             format!("{role} version {QEMU_VERSION} (zebu {VERSION})\n{COPYRIGHT}\n")
         }
@@ -116,7 +135,7 @@ pub fn version(invocation: &Invocation) -> String {
              Licensed under the Apache License 2.0 or the MIT License, at your option.\n"
         ),
         _ => {
-            let called = match invocation.command.as_str() {
+            let called = match context.command {
                 "" => name.clone(),
                 command => format!("{name} {command}"),
             };
@@ -126,11 +145,11 @@ pub fn version(invocation: &Invocation) -> String {
 }
 
 /// The failure for an option that does not exist; `names` are the long ones that do.
-pub fn unrecognized(invocation: &Invocation, option: &str, names: &[String]) -> Failure {
+pub fn unrecognized(context: &Context, option: &str, names: &[String]) -> Failure {
     let text = match option.strip_prefix("--") {
         Some(_) => {
             let name = option.split('=').next().unwrap_or(option);
-            let text = format!("{}: unrecognized option '{name}'", invocation.prefix());
+            let text = format!("{}: unrecognized option '{name}'", context.prefix());
             let meant = closest(
                 name.trim_start_matches('-'),
                 names.iter().map(String::as_str),
@@ -141,7 +160,7 @@ pub fn unrecognized(invocation: &Invocation, option: &str, names: &[String]) -> 
         }
         None => {
             let letter = option.chars().nth(1).unwrap_or('-');
-            format!("{}: invalid option -- '{letter}'", invocation.prefix())
+            format!("{}: invalid option -- '{letter}'", context.prefix())
         }
     };
     Failure::bare(text).with_hint()
