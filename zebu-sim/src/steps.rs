@@ -10,7 +10,7 @@ use zebu::storage::CacheMode;
 
 use crate::deeds::Deed;
 use crate::disk::{Class, Cut, Failure, Fault};
-use zebu_testkit::Rng;
+use zebu_testkit::{Rng, Written};
 
 /// A simulation.
 #[derive(Clone, Debug)]
@@ -24,7 +24,9 @@ pub struct Scenario {
 /// An image and its possible backing files.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// Its options, without the name of its backing file.
+    /// Its format, if it is not qcow2. It has no backing file then, and no bitmaps.
+    pub other: Option<Written>,
+    /// Its options, without the name of its backing file. Of another format only the size counts.
     pub create: CreateQcow2,
     /// The images that may be its backing file.
     pub bases: Vec<Base>,
@@ -367,6 +369,7 @@ pub const KINDS: &[&str] = &[
     "bitmaps",
     "programs",
     "exchanges",
+    "formats",
 ];
 
 impl Scenario {
@@ -375,7 +378,12 @@ impl Scenario {
         let with = |kind: &str| !without.iter().any(|w| w == kind);
         let mut rng = Rng::new(seed);
         let has_bitmaps = rng.one_in(2) && with("bitmaps");
-        let origin = Origin::random(&mut rng, has_bitmaps);
+        let mut origin = Origin::random(&mut rng, has_bitmaps);
+        // By a seed of its own, so that other simulations do not depend on it.
+        let mut own = Rng::new(seed ^ 0x0f0 << 32);
+        if own.one_in(8) && with("formats") {
+            origin.become_other(&mut own);
+        }
         let mut draw = Draw::new(rng, &origin, has_bitmaps, &with);
         let steps = (1..=steps as u32).map(|id| draw.step(id)).collect();
         Scenario { origin, steps }
@@ -409,6 +417,19 @@ impl Origin {
         }
     }
 
+    /// Makes it an image of another format, with a few blocks.
+    fn become_other(&mut self, rng: &mut Rng) {
+        let other = Written::other(rng);
+        let size = (other.block + 512 * rng.below(other.block / 512)).min(2 << 20);
+        *self = Origin {
+            other: Some(other),
+            create: CreateQcow2::default().size(size),
+            bases: Vec::new(),
+            backing: 0,
+            bitmaps: Vec::new(),
+        };
+    }
+
     fn draw(rng: &mut Rng, has_bitmaps: bool) -> Origin {
         let version = if rng.one_in(5) { 2 } else { 3 };
         let extended_l2 = version == 3 && rng.one_in(3);
@@ -431,6 +452,7 @@ impl Origin {
         let data_file = (version == 3 && rng.one_in(8))
             .then(|| zebu::jobs::NewDataFile::new("data").raw(!has_backing && rng.one_in(2)));
         Origin {
+            other: None,
             create: CreateQcow2::default()
                 .size(size)
                 .version(version)
@@ -509,6 +531,7 @@ impl Base {
 /// The properties of the image that steps are drawn for.
 struct Draw {
     rng: Rng,
+    is_qcow2: bool,
     /// Sectors of a cluster, and of the disk.
     cluster: usize,
     sectors: usize,
@@ -534,7 +557,13 @@ struct Draw {
 
 impl Draw {
     fn new(mut rng: Rng, origin: &Origin, has_bitmaps: bool, with: &dyn Fn(&str) -> bool) -> Draw {
+        // Steps that other formats do not have, or that need to know the tables.
+        let (is_qcow2, with) = (origin.other.is_none(), |kind: &str| {
+            let of_all = ["drops", "stalls", "faults", "cuts"];
+            with(kind) && (origin.other.is_none() || of_all.contains(&kind))
+        });
         Draw {
+            is_qcow2,
             cluster: 1 << (origin.create.cluster_bits - 9),
             sectors: (origin.create.size / 512) as usize,
             hot: rng.below(1 << 20) as usize,
@@ -546,7 +575,7 @@ impl Draw {
             cuts: rng.one_in(2) && with("cuts"),
             jobs: rng.one_in(2) && with("jobs"),
             changes: rng.one_in(2) && with("wholes"),
-            bitmaps: has_bitmaps,
+            bitmaps: has_bitmaps && is_qcow2,
             programs: rng.one_in(2) && with("programs"),
             bases: origin.bases.len() as u64,
             exchanges: rng.one_in(2) && with("exchanges"),
@@ -583,7 +612,7 @@ impl Draw {
                 What::Mark(2 + self.rng.below(62) as u32)
             }
             94..97 if self.jobs => What::Job(self.job(), self.stop()),
-            98 => What::Trim(self.rng.below(4096)),
+            98 if self.is_qcow2 => What::Trim(self.rng.below(4096)),
             99 => What::Open(self.opening()),
             _ => What::Request(self.request()),
         };
@@ -874,11 +903,15 @@ impl Draw {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Origin {
+            other,
             create,
             bases,
             backing,
             bitmaps,
         } = &self.origin;
+        if let Some(other) = other {
+            writeln!(f, "  of another format: {other:?}")?;
+        }
         writeln!(f, "  image: {create:?}, {bitmaps:?}")?;
         for (n, base) in bases.iter().enumerate() {
             let below = if n == *backing { " (behind it)" } else { "" };

@@ -60,6 +60,10 @@ pub enum Rule {
     BitsBeforeFlag,
     /// Changes announce themselves anew before a store looks at the bits.
     AnnouncedAnew,
+    /// VDI: blocks are durable before the map leads to them.
+    BlocksBeforeMap,
+    /// VDI: the header's count is durable before the map has a block that it must count.
+    CountBeforeMap,
 }
 
 #[cfg(debug_assertions)]
@@ -71,7 +75,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 26] = [
+        pub const ALL: [Rule; 28] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -98,6 +102,8 @@ mod hook {
             Rule::InUseBeforeChange,
             Rule::BitsBeforeFlag,
             Rule::AnnouncedAnew,
+            Rule::BlocksBeforeMap,
+            Rule::CountBeforeMap,
         ];
     }
 

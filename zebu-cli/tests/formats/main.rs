@@ -7,5 +7,6 @@ mod vhdx;
 mod vhdx_create;
 mod vmdk;
 mod vmdk_create;
+mod written;
 
 use zebu_testkit::program as common;

@@ -1,4 +1,4 @@
-//! New images of formats that zebu fills and then only reads: they must be those of qemu-img but for
+//! New images of formats that zebu fills once: they must be those of qemu-img but for
 //! what is different in each image (names of programs, UUIDs, times, checksums). An image that was
 //! not finished must not open.
 //!
@@ -12,6 +12,7 @@ use crate::common::server::Server;
 use crate::common::{
     Answer, Lab, Limits, Rng, assert_same_answer, beyond_qemu, cases, compare_answers, part, peer,
 };
+use zebu_testkit::WRITTEN;
 
 /// A format with options.
 struct Form {
@@ -478,7 +479,6 @@ fn a_refused_image_leaves_an_existing_file() {
                 "src",
                 "x",
             ][..],
-            &["convert", "-f", "raw", "-n", "-O", form.format, "src", "x"],
             &["create", "-q", "-f", form.format, "x", "9000T"],
             &[
                 "create",
@@ -500,9 +500,14 @@ fn a_refused_image_leaves_an_existing_file() {
             lab.zebu(&args).failed_with_one_line(1, "compressed");
             assert!(fs::read(lab.path("x")).expect("read") == before);
         }
-        let args = ["convert", "-f", "raw", "-n", "-O", form.format, "src", "x"];
-        let err = lab.zebu(&args).err;
-        assert!(err.contains("does not write to existing images"), "{err}");
+        if WRITTEN.iter().all(|written| written.name != form.format) {
+            let args = ["convert", "-f", "raw", "-n", "-O", form.format, "src", "x"];
+            let answer = lab.zebu(&args);
+            answer.failed_with_one_line(1, "-n");
+            let err = answer.err;
+            assert!(err.contains("does not write to existing images"), "{err}");
+            assert!(fs::read(lab.path("x")).expect("read") == before);
+        }
     }
 }
 

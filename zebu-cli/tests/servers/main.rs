@@ -17,5 +17,6 @@ mod vhost_bad_input;
 mod vhost_grow;
 mod vhost_guest;
 mod vhost_user_blk;
+mod written;
 
 use zebu_testkit::program as common;

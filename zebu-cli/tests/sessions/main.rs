@@ -13,6 +13,7 @@ mod refused;
 mod steps;
 mod targets;
 mod world;
+mod written;
 
 use zebu_testkit::library::dirty;
 use zebu_testkit::program::{self as common};

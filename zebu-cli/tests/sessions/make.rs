@@ -5,6 +5,7 @@ use std::fs;
 use crate::common::{Rng, bytes};
 use crate::program::{By, Shell};
 use crate::world::{Base, Disk, FOLDERS, Kind, SECTOR, World, as_value, done, odd_name, words};
+use zebu_testkit::Written;
 
 /// One of the two programs.
 pub fn either(rng: &mut Rng) -> By {
@@ -139,8 +140,8 @@ impl World {
         options.join(",")
     }
 
-    /// Makes a backing file of about `size` bytes: raw of any length, or qcow2, perhaps with a backing
-    /// file.
+    /// Makes a backing file of about `size` bytes: raw of any length, qcow2, perhaps with a backing
+    /// file, or another format that is written in place.
     pub fn new_base(
         &mut self,
         shell: &mut Shell,
@@ -154,6 +155,9 @@ impl World {
             2 => (size / SECTOR).div_ceil(2) * SECTOR,
             _ => (1 + rng.below(2 * size as u64 / 512) as usize) * SECTOR,
         };
+        if rng.one_in(5) {
+            return self.new_other_base(shell, rng, length);
+        }
         let format = rng.pick(&["raw", "qcow2"]);
         let name = odd_name(rng, &format!("b{nth}"), &format!(".{format}"));
         if format == "raw" {
@@ -195,19 +199,7 @@ impl World {
         }
         args.extend([name.clone(), length.to_string()]);
         done(shell.img(either(rng), "img", &args)?)?;
-        let mut commands = Vec::new();
-        for _ in 0..1 + rng.below(6) {
-            let at = rng.below((length / SECTOR) as u64) as usize * SECTOR;
-            let count = (SECTOR * (1 + rng.below(200) as usize)).min(length - at);
-            let byte = rng.below(256) as u8;
-            commands.push(match byte {
-                0 => format!("write -z {at} {count}"),
-                _ => format!("write -P {byte} {at} {count}"),
-            });
-            disk.put(at, count, byte, true);
-        }
-        let args = words(&["-f", "qcow2", &name]);
-        done(shell.io(either(rng), "img", &args, &commands)?)?;
+        write_some(shell, rng, "qcow2", &name, &mut disk)?;
         self.bases.push(Base {
             name,
             format,
@@ -216,4 +208,56 @@ impl World {
         });
         Ok(())
     }
+
+    /// The same of a format that is neither raw nor qcow2, of `length` bytes.
+    fn new_other_base(
+        &mut self,
+        shell: &mut Shell,
+        rng: &mut Rng,
+        length: usize,
+    ) -> Result<(), String> {
+        let others = Written::others();
+        let written = others[rng.below(others.len() as u64) as usize];
+        let name = odd_name(
+            rng,
+            &format!("b{}", self.bases.len()),
+            &format!(".{}", written.name),
+        );
+        let mut args = words(&written.create());
+        args.extend([name.clone(), length.to_string()]);
+        done(shell.img(either(rng), "img", &args)?)?;
+        let mut disk = Disk::new(vec![0; length]);
+        write_some(shell, rng, written.name, &name, &mut disk)?;
+        self.bases.push(Base {
+            name,
+            format: written.name,
+            bytes: disk.bytes,
+            backing: None,
+        });
+        Ok(())
+    }
+}
+
+/// One of the programs writes to a backing file.
+fn write_some(
+    shell: &mut Shell,
+    rng: &mut Rng,
+    format: &str,
+    name: &str,
+    disk: &mut Disk,
+) -> Result<(), String> {
+    let length = disk.bytes.len();
+    let mut commands = Vec::new();
+    for _ in 0..1 + rng.below(6) {
+        let at = rng.below((length / SECTOR) as u64) as usize * SECTOR;
+        let count = (SECTOR * (1 + rng.below(200) as usize)).min(length - at);
+        let byte = rng.below(256) as u8;
+        commands.push(match byte {
+            0 => format!("write -z {at} {count}"),
+            _ => format!("write -P {byte} {at} {count}"),
+        });
+        disk.put(at, count, byte, true);
+    }
+    let args = words(&["-f", format, name]);
+    done(shell.io(either(rng), "img", &args, &commands)?).map(drop)
 }

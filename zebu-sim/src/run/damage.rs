@@ -71,7 +71,9 @@ impl Run<'_> {
 
     /// Nothing is mapped behind the end of the disk, where VM state is, if there is none.
     pub(super) fn check_behind_end(&self) -> Verdict {
-        if self.damaged || self.untidy || self.lost_snapshots || self.model.vm_state.is_some() {
+        let is_other = self.scenario.origin.other.is_some();
+        let has_state = self.lost_snapshots || self.model.vm_state.is_some();
+        if self.damaged || self.untidy || has_state || is_other {
             return Ok(());
         }
         let walk = walk(&self.disk.bytes(self.image));

@@ -128,6 +128,9 @@ impl Run<'_> {
 
     /// Finds the base that the image names, which may be an old one or a new one.
     pub(super) fn find_backing(&mut self, queue: &Queue) -> Verdict {
+        if self.scenario.origin.other.is_some() {
+            return Ok(());
+        }
         let inspect = OpenOptions::default().inspect(true);
         let device = match self.open(queue, &Run::plain(), inspect) {
             Ok(device) => device,
@@ -271,6 +274,9 @@ impl Run<'_> {
     pub(super) fn check_tables(&mut self, queue: &Queue, device: &Device) -> Verdict {
         if self.damaged {
             return Ok(());
+        }
+        if let Some(other) = &self.scenario.origin.other {
+            return other.check(queue, device.top(), self.untidy);
         }
         let Some(image) = device.top().as_qcow2() else {
             return Ok(());

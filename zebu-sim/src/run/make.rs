@@ -37,7 +37,10 @@ impl<'a> Run<'a> {
             data: None,
             bases: Vec::new(),
             backing: (origin.backing < origin.bases.len()).then_some(origin.backing),
-            cluster: 1 << (origin.create.cluster_bits - 9),
+            cluster: match origin.other {
+                Some(other) => (other.block / SECTOR) as usize,
+                None => 1 << (origin.create.cluster_bits - 9),
+            },
             version: origin.create.version,
             model: Model::default(),
             others: Vec::new(),
@@ -78,15 +81,18 @@ impl<'a> Run<'a> {
         let open = |file| run.disk.open(file, CacheMode::WriteBack, 1);
         let data = run.data.map(open);
         let data = data.as_ref().map(|file| &**file as _);
-        queue
-            .block_on(create_qcow2(
-                &queue,
-                &*open(run.image),
-                data,
-                &create,
-                |_| {},
-            ))
-            .map_err(context("create"))?;
+        match origin.other {
+            Some(other) => other.make(&queue, open(run.image), create.size),
+            None => queue
+                .block_on(create_qcow2(
+                    &queue,
+                    &*open(run.image),
+                    data,
+                    &create,
+                    |_| {},
+                ))
+                .map_err(context("create"))?,
+        }
         run.disk.sync_names();
         let mut cells = zeroes((create.size / SECTOR) as usize);
         if let Some(base) = run.backing {
@@ -216,10 +222,17 @@ impl<'a> Run<'a> {
         if opening.preallocate {
             let file = format!(r#"{{"driver":"file","filename":"{IMAGE}"}}"#);
             let filter = r#""driver":"preallocate","prealloc-align":4096,"prealloc-size":20000"#;
-            let node = format!(r#""driver":"qcow2","file":{{{filter},"file":{file}}}"#);
+            let format = self.format().name();
+            let node = format!(r#""driver":"{format}","file":{{{filter},"file":{file}}}"#);
             return self.open_name(queue, &format!("json:{{{node}}}"), &options);
         }
-        self.open_name(queue, IMAGE, &options.format(Some(Format::QCOW2)))
+        self.open_name(queue, IMAGE, &options.format(Some(self.format())))
+    }
+
+    /// The format of the image.
+    fn format(&self) -> Format {
+        let other = self.scenario.origin.other;
+        other.map_or(Format::QCOW2, |other| other.format())
     }
 
     /// The options for opening the image where any will do.

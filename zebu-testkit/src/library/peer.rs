@@ -9,6 +9,8 @@ use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::{Written, is_leak};
+
 /// The output of a program and its exit status.
 #[derive(Debug)]
 pub struct Answer {
@@ -105,6 +107,25 @@ pub fn assert_consistent(image: &Path, what: &str) {
     }
     qemu_img_at(image, &["check", "-r", "leaks", "-f", "qcow2", text(image)])
         .ok(&format!("{what}: qemu-img check -r leaks"));
+}
+
+/// Fails the test if QEMU finds errors in an image of any format that is written in place, or leaks
+/// unless its last writer was `interrupted`.
+#[track_caller]
+pub fn assert_sound(image: &Path, written: &Written, interrupted: bool, what: &str) {
+    if !written.is_checked {
+        return;
+    }
+    let answer = qemu_img_at(image, &["check", "-f", written.name, text(image)]);
+    let lines = answer.out.lines().chain(answer.err.lines());
+    let mut errors = lines.filter(|line| line.starts_with("ERROR"));
+    let only_leaks = match answer.status {
+        2 => errors.all(is_leak),
+        status => status == 3,
+    };
+    if !(interrupted && only_leaks) {
+        answer.ok(&format!("{what}: qemu-img check"));
+    }
 }
 
 /// Fails the test unless QEMU reads these bytes from the image.

@@ -105,8 +105,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: from now on a qcow2 image
-    /// refuses writes, and every flush of a raw image fails unless its I/O is direct.
+    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: from now on an image with
+    /// tables refuses writes, and every flush of a raw image fails unless its I/O is direct.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
         if !self.is_writable() {
             return Ok(());

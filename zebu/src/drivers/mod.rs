@@ -17,7 +17,6 @@ mod bochs;
 mod cache;
 mod check;
 mod cloop;
-#[allow(dead_code)]
 mod commits;
 mod create;
 mod dmg;
@@ -42,7 +41,6 @@ mod sectors;
 pub(crate) mod signature;
 mod sync;
 mod table;
-#[allow(dead_code)]
 mod tail;
 mod vdi;
 mod vhdx;
@@ -62,7 +60,6 @@ use crate::{Error, Result};
 pub use any::AnyImage;
 pub use below::{Below, Changing, Clear, Context};
 pub use check::CheckReport;
-#[allow(unused_imports)]
 use commits::{Commits, Committed};
 pub(crate) use create::{
     BlockLayout, Linear, Making, NewBlocks, begin_file, check_inside, make_valid, random_uuid,
@@ -83,7 +80,6 @@ pub use preallocate::Preallocation;
 pub use raw::Raw;
 pub(crate) use registry::READ_ONLY_FORMATS;
 pub use registry::is_format;
-#[allow(unused_imports)]
 use tail::Tail;
 pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
@@ -298,7 +294,8 @@ pub trait FormatImage: Debug + Send + Sync {
         _size: u64,
         _preallocation: Preallocation,
     ) -> Changing<'a> {
-        unsupported()
+        let why = "Image format driver does not support resize";
+        Box::pin(std::future::ready(Err(refused(why))))
     }
 
     /// Drops the content of the image, so that it shows what is below. Durable on return. With

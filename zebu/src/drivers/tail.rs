@@ -72,6 +72,13 @@ impl Tail {
         // With direct I/O whole pages (see `storage/blocks.rs`).
         let unit = self.file.blocks().map_or(1, |blocks| blocks.page());
         let now = self.file.len()?;
+        // No write to a page of which a part was behind the end is in flight meanwhile.
+        let _written = match self.file.blocks() {
+            Some(blocks) if !now.is_multiple_of(unit) => {
+                Some(blocks.careful(now / unit * unit..u64::MAX).await)
+            }
+            _ => None,
+        };
         let ahead = end.clamp(LEAST_AHEAD, MOST_AHEAD);
         let mut length = end.saturating_add(ahead).next_multiple_of(unit).max(now);
         if storage::set_len(&*self.file, queue, length).await.is_err() {

@@ -83,7 +83,7 @@ impl Target {
     pub(super) fn has_order(&self) -> bool {
         match self {
             Target::Raw(_) => false,
-            Target::Image(_) => self.qcow2().is_some(),
+            Target::Image(device) => device.top().cluster_size().is_some(),
             // Compressed data may have any order, but that of the disk serves readers best.
             Target::New(image) => image.has_order() || image.zlib_block().is_some(),
             Target::Stream(_) => true,

@@ -40,6 +40,7 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
         Rule::FailedFlushIsFinal => &["allocating"],
         Rule::InUseBeforeChange | Rule::BitsBeforeFlag => &["bitmaps"],
         Rule::AnnouncedAnew => &["in-flight-bitmaps"],
+        Rule::BlocksBeforeMap | Rule::CountBeforeMap => &["written"],
     }
 }
 

@@ -20,11 +20,12 @@ use zebu::storage::{Memory, Queue, Storage};
 
 use crate::allowed_flags::allowed_flags;
 use crate::bitmaps;
-use crate::common::peer::{assert_consistent, assert_content, qemu_img, text};
+use crate::common::peer::{assert_consistent, assert_content, assert_sound, qemu_img, text};
 use crate::common::{Rng, repair_all};
 use crate::dirty::Bitmap;
 use crate::disk::Time;
 use crate::states::{Left, SECTOR};
+use zebu_testkit::Written;
 
 /// The content of a disk and of its snapshots, and its bitmaps.
 #[derive(Clone, Debug, Default)]
@@ -104,6 +105,8 @@ pub enum Change {
 /// The purpose of the files of a disk. The first is the image.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
+    /// The image, if it is not qcow2.
+    pub written: Option<Written>,
     /// The external data file.
     pub data: Option<usize>,
     /// The backing files that the image may name.
@@ -152,7 +155,8 @@ impl Layout {
         let storages = Storages::new(image)
             .data(self.data.map(|n| files[n].clone() as Arc<dyn Storage>))
             .backing(backing);
-        Device::from_storages(queue, storages, options)
+        let format = self.written.map(|written| written.format());
+        Device::from_storages(queue, storages, &options.clone().format(format))
     }
 
     fn backing<S: Storage + 'static>(
@@ -399,7 +403,7 @@ impl Judge<'_> {
         if may_be_none && !is_finished(&state[0].to_vec()) {
             return Ok(());
         }
-        let found = self.look(state, expected.becomes.is_some())?;
+        let found = self.look(state, expected.becomes.is_some(), true)?;
         if let Some((_, content)) = filled
             && found.model.active != *content
         {
@@ -419,7 +423,13 @@ impl Judge<'_> {
         }
     }
 
-    fn look(&self, state: &[Arc<Left>], changing: bool) -> Result<Found, String> {
+    /// Opens, checks and reads a state. What the last writer has closed was not `interrupted`.
+    fn look(
+        &self,
+        state: &[Arc<Left>],
+        changing: bool,
+        interrupted: bool,
+    ) -> Result<Found, String> {
         let (queue, layout) = (self.queue, self.layout);
         let device = layout
             .open(queue, state, &OpenOptions::default())
@@ -437,6 +447,14 @@ impl Judge<'_> {
             && device.layers().len() > 1
         {
             self.check_base(state)?;
+        }
+        if let Some(written) = &layout.written {
+            written.check(queue, device.top(), interrupted)?;
+            return Ok(Found {
+                model: Model::of(content(queue, &device)?),
+                flags: 0,
+                bitmaps: Vec::new(),
+            });
         }
         let Some(image) = device.top().as_qcow2() else {
             return Err("it is not a qcow2 image".into());
@@ -506,7 +524,7 @@ impl Judge<'_> {
         }
         let closed = queue.block_on(device.close(queue));
         closed.map_err(said("close after a power cut"))?;
-        let after = self.look(state, found.flags > 0);
+        let after = self.look(state, found.flags > 0, false);
         let after = after.map_err(|e| format!("written to after a power cut: {e}"))?;
         if after.model.active != new {
             return Err("written to after a power cut, it reads as something else".into());
@@ -527,7 +545,7 @@ impl Judge<'_> {
         let mode = rng.pick(&modes);
         let resize = device.resize(self.queue, size, mode);
         match self.queue.block_on(resize) {
-            // An image of version 2 with snapshots cannot be resized.
+            // An image of version 2 with snapshots, or of most other formats, cannot be resized.
             Err(zebu::Error::Refused(_)) => return Ok(()),
             other => other.map_err(said("enlarged after a power cut"))?,
         }
@@ -549,7 +567,7 @@ impl Judge<'_> {
             },
             ..*self
         };
-        let after = sound.look(state, false)?;
+        let after = sound.look(state, false, true)?;
         match after.model == found.model {
             true => Ok(()),
             false => Err("repaired again, it reads as something else".into()),
@@ -558,6 +576,18 @@ impl Judge<'_> {
 
     /// QEMU must find at most leaks and read the same data.
     fn ask_qemu(&self, state: &[Arc<Left>], found: &Found) {
+        if let Some(written) = &self.layout.written {
+            let image = self.folder.join("image");
+            std::fs::write(&image, state[0].to_vec()).unwrap();
+            assert_sound(&image, written, true, "after a power cut");
+            assert_content(
+                &image,
+                written.name,
+                &found.model.active,
+                "after a power cut",
+            );
+            return;
+        }
         let image = self.folder.join("image.qcow2");
         self.save(state, self.folder);
         match (self.layout.damaged, found.flags) {

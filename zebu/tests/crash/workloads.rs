@@ -4,6 +4,7 @@ mod bitmaps;
 mod jobs;
 mod many;
 mod requests;
+mod written;
 
 use std::fmt::Display;
 use std::ops::{Deref, DerefMut};
@@ -64,7 +65,7 @@ const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Wor
     }
 }
 
-pub const ALL: [Workload; 22] = [
+pub const ALL: [Workload; 25] = [
     light("allocating", requests::allocating),
     light("backing", requests::backing),
     heavy("subclusters", requests::subclusters),
@@ -87,6 +88,9 @@ pub const ALL: [Workload; 22] = [
     light("repair", jobs::repair),
     light("convert", jobs::convert),
     light("convert-compressed", jobs::convert_compressed),
+    heavy("written", written::sequential),
+    heavy("written-in-flight", written::in_flight),
+    heavy("written-queues", written::queues),
 ];
 
 /// A workload that has run.

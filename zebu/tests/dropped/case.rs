@@ -289,8 +289,12 @@ pub fn checked(origin: &Origin, queue: &Queue, image: Arc<dyn Storage>, leaks: b
     }
     let options = OpenOptions::default()
         .inspect(true)
-        .format(Some(Format::QCOW2));
+        .format(Some(origin.format));
     let device = Device::from_storage(queue, image, &options).unwrap();
+    if let Some(other) = &origin.other {
+        let sound = other.check(queue, device.top(), leaks);
+        return sound.unwrap_or_else(|why| panic!("{why}"));
+    }
     let Some(image) = device.top().as_qcow2() else {
         unreachable!("opened as qcow2");
     };

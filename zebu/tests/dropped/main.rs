@@ -47,8 +47,9 @@ use zebu::qcow2::Compression;
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpKind, OpenFile, Queue, QueueOptions, Started,
-    Storage, open_file, set_len,
+    Storage, open_file,
 };
+use zebu_testkit::Written;
 
 use case::*;
 use driven_queue::Woken;
@@ -61,8 +62,9 @@ use task::*;
 fn all_of(place: &dyn Place, origin: &Origin, seed: u64, victim: &What, step: usize) -> u64 {
     let mut count = 0;
     // With direct I/O, a request that is not polled may hold a block that other requests need.
-    let has_own_blocks =
-        origin.cluster * SECTOR >= place.block() && !matches!(victim, What::Compressed(..));
+    let has_own_blocks = origin.cluster * SECTOR >= place.block()
+        && origin.other.is_none()
+        && !matches!(victim, What::Compressed(..));
     for how in HOWS {
         let is_held = matches!(how, How::Keep | How::Forget);
         if is_held && place.block() > 1 && !has_own_blocks {
@@ -90,11 +92,16 @@ fn image(place: &dyn Place, seed: u64, requests: usize, step: usize) -> u64 {
         let _note = PrintOnPanic(format!("origin of seed {seed}"));
         Origin::new(seed)
     };
+    image_of(place, &origin, seed, requests, step)
+}
+
+/// The same of this image.
+fn image_of(place: &dyn Place, origin: &Origin, seed: u64, requests: usize, step: usize) -> u64 {
     let mut rng = Rng::new(seed);
-    let mut count = all_of(place, &origin, seed, &What::Flush, step);
+    let mut count = all_of(place, origin, seed, &What::Flush, step);
     for _ in 0..requests {
         let victim = origin.request(&mut rng, &[], None);
-        count += all_of(place, &origin, seed, &victim, step);
+        count += all_of(place, origin, seed, &victim, step);
     }
     count
 }
@@ -110,6 +117,18 @@ fn images(place: &dyn Place, mut seeds: Cases, requests: usize, step: usize) {
 fn abandoned_at_every_await_point() {
     let _watchdog = Watchdog::new("requests that are abandoned");
     images(&Delayed, cases(14, "requests abandoned"), 4, 1);
+}
+
+#[test]
+fn abandoned_in_images_of_other_formats() {
+    let _watchdog = Watchdog::new("requests that are abandoned in images of other formats");
+    let mut seeds = cases(2, "requests abandoned in images of other formats");
+    while let Some(seed) = seeds.next() {
+        for other in Written::others() {
+            let origin = Origin::of(seed, Some(other));
+            seeds.add(image_of(&Delayed, &origin, seed, 3, 1));
+        }
+    }
 }
 
 #[test]

@@ -5,11 +5,15 @@ use super::*;
 /// The image that cases begin with.
 pub struct Origin {
     pub format: Format,
+    /// The image, if it is neither raw nor qcow2.
+    pub other: Option<Written>,
     pub bytes: Vec<u8>,
     pub backing: Option<Vec<u8>>,
     pub model: Model,
-    /// Sectors of a cluster.
+    /// Sectors of a cluster: what a request may hold.
     pub cluster: usize,
+    /// Sectors of the unit of requests.
+    unit: usize,
     pub options: OpenOptions,
     pub version: u32,
     /// Whether a case begins with more dirty tables than the limit.
@@ -26,9 +30,17 @@ impl Origin {
 
     /// A random image with clusters of every kind.
     pub fn new(seed: u64) -> Origin {
+        // By a seed of its own, so that the rest of the image does not depend on it.
+        let mut own = Rng::new(seed ^ 0x0f0 << 32);
+        let other = own.one_in(6).then(|| Written::other(&mut own));
+        Origin::of(seed, other)
+    }
+
+    /// The same, of this format if it is neither raw nor qcow2.
+    pub fn of(seed: u64, other: Option<Written>) -> Origin {
         let mut rng = Rng::new(seed);
         // With a refcount table that is nearly full.
-        let large = rng.one_in(6);
+        let large = rng.one_in(6) && other.is_none();
         let extended_l2 = !large && rng.one_in(4);
         let cluster_bits = match extended_l2 {
             true => 14,
@@ -36,14 +48,22 @@ impl Origin {
             false => 9 + rng.below(5) as u32,
         };
         let version = if !extended_l2 && rng.one_in(5) { 2 } else { 3 };
-        let cluster = (1usize << cluster_bits) / SECTOR;
+        let unit = (1usize << cluster_bits) / SECTOR;
+        let cluster = match other {
+            Some(other) => other.block as usize / SECTOR,
+            None => unit,
+        };
         let sectors = match large {
             true => 6000,
+            // Three blocks, the last of which is shorter.
+            false if other.is_some() => 2 * cluster + 700,
             false => (24 * cluster).clamp(160, 640),
         };
-        let format = match !large && rng.one_in(10) {
-            true => Format::RAW,
-            false => Format::QCOW2,
+        let is_raw = !large && rng.one_in(10);
+        let format = match other {
+            Some(other) => other.format(),
+            None if is_raw => Format::RAW,
+            None => Format::QCOW2,
         };
         let create = CreateQcow2::default()
             .size((sectors * SECTOR) as u64)
@@ -61,17 +81,13 @@ impl Origin {
             });
         let queue = common::queue(EngineKind::Threads, false);
         let memory = Arc::new(Memory::default());
-        match format.name() {
-            "raw" => {
-                let length = (sectors * SECTOR) as u64;
-                let longer = set_len(&*memory, &queue, length);
-                queue.block_on(longer).unwrap();
-            }
-            _ => {
-                queue
-                    .block_on(create_qcow2(&queue, &*memory, None, &create, |_| {}))
-                    .unwrap();
-            }
+        if format == Format::QCOW2 {
+            queue
+                .block_on(create_qcow2(&queue, &*memory, None, &create, |_| {}))
+                .unwrap();
+        } else {
+            let written = other.unwrap_or(Written::RAW);
+            written.make(&queue, memory.clone(), (sectors * SECTOR) as u64);
         }
         let has_backing = format == Format::QCOW2 && rng.one_in(2);
         let backing = has_backing.then(|| {
@@ -86,15 +102,17 @@ impl Origin {
             .l2_cache_size(rng.one_in(2).then_some(512));
         let mut origin = Origin {
             format,
+            other,
             bytes: Vec::new(),
             backing,
             model: Model::new(sectors),
             cluster,
+            unit,
             options,
             version,
             large,
             bitmap: false,
-            note: format!("{format:?}, {create:?}"),
+            note: format!("{format:?}, {other:?}, {create:?}"),
         };
         if let Some(backing) = &origin.backing {
             let behind = backing.len() / SECTOR;
@@ -202,7 +220,7 @@ impl Origin {
 
     /// Whether a request does nothing in this image.
     pub fn does_nothing(&self, what: &What) -> bool {
-        matches!(what, What::Compressed(..)) && self.format == Format::RAW
+        matches!(what, What::Compressed(..)) && self.format != Format::QCOW2
             // An entry of version 2 cannot hide the data of the backing file.
             || matches!(what, What::Discard(_)) && self.version == 2 && self.backing.is_some()
     }
@@ -221,8 +239,8 @@ impl Origin {
         loop {
             let tag = 10 + rng.below(240) as u8;
             let whole = rng.one_in(2);
-            let most = (3 * self.cluster).max(4) as u64;
-            let unit = if whole { self.cluster } else { 1 };
+            let most = (3 * self.unit).max(4) as u64;
+            let unit = if whole { self.unit } else { 1 };
             let start = match near.filter(|_| !rng.one_in(4)) {
                 Some(near) => near + rng.below(2 * most) as usize,
                 None => rng.index(self.sectors()),

@@ -10,6 +10,7 @@ mod images;
 #[cfg(feature = "bzip2")]
 mod sound;
 mod vhdx;
+mod written;
 
 use zebu_testkit::library::{
     self as common, hostile_changes, hostile_images, hostile_vhdx, hostile_vmdk, small_images,

@@ -20,5 +20,6 @@ mod remote;
 mod same_cluster;
 mod shared_device;
 mod write_errors;
+mod written;
 
 use zebu_testkit::library::{self as common};

@@ -13,6 +13,7 @@ use crate::common::peer::qemu_io;
 use crate::disk::Disk;
 use crate::setup::Setup;
 use crate::trace;
+use zebu_testkit::Written;
 
 /// The values of each option.
 const AXES: [(&str, u64); 9] = [
@@ -48,6 +49,7 @@ pub fn kinds() -> Vec<Setup> {
             Some((new, values, setup))
         });
         let Some((1.., values, setup)) = draws.max_by_key(|(new, ..)| *new) else {
+            kinds.extend(Written::others().into_iter().map(Setup::of));
             return kinds;
         };
         covered.extend(pairs(&values));
@@ -72,6 +74,7 @@ fn setup(values: &[u64]) -> Setup {
     };
     Setup {
         format: Format::QCOW2,
+        other: None,
         options: CreateQcow2::default()
             .size(size)
             .cluster_bits(cluster_bits)
@@ -123,6 +126,7 @@ pub fn used_by_qemu(setup: &Setup, folder: &Path, disk: &mut Disk, rng: &mut Rng
         let (command, byte) = match kind {
             0 => ("write -z".to_string(), 0),
             1 if setup.options.version == 3 => ("write -z -u".to_string(), 0),
+            5 | 6 if setup.other.is_some() => continue,
             6 if is_whole && is_free && !setup.has_data_file() => {
                 (format!("write -c -P {byte}"), byte)
             }
@@ -140,5 +144,6 @@ pub fn used_by_qemu(setup: &Setup, folder: &Path, disk: &mut Disk, rng: &mut Rng
     if commands.is_empty() {
         return;
     }
-    qemu_io(&setup.image(folder), "qcow2", &["-d", "unmap"], &commands).ok("QEMU writes");
+    let (image, format) = (setup.image(folder), setup.format.name());
+    qemu_io(&image, format, &["-d", "unmap"], &commands).ok("QEMU writes");
 }

@@ -64,6 +64,9 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         if setup.format == Format::QCOW2 {
             peer::assert_clean(&image, "after a close");
         }
+        if let Some(other) = setup.other {
+            peer::assert_sound(&image, &other, false, "after a close");
+        }
         let bytes = image_of(&content);
         peer::assert_content(&image, setup.format.name(), &bytes, "after a close");
         bitmaps.verify_file(&setup, folder, &bytes, true);

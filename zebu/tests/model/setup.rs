@@ -13,11 +13,14 @@ use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_f
 
 use crate::common::Rng;
 use crate::common::peer::{self, qemu_img, qemu_io, text};
+use zebu_testkit::Written;
 
 /// An image and its backing file.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub format: Format,
+    /// The image, if it is neither raw nor qcow2.
+    pub other: Option<Written>,
     /// The options of a qcow2 image.
     pub options: CreateQcow2,
     /// Size and format of the backing file.
@@ -38,7 +41,7 @@ impl Setup {
 
     fn draw(rng: &mut Rng) -> Setup {
         let extended_l2 = rng.one_in(3);
-        let cluster_bits = match rng.below(8) {
+        let mut cluster_bits = match rng.below(8) {
             _ if extended_l2 => 14 + rng.below(3) as u32,
             0 => 16 + rng.below(6) as u32,
             1 | 2 => 16,
@@ -71,14 +74,22 @@ impl Setup {
             2 => Preallocation::Full,
             _ => Preallocation::Off,
         };
-        let format = match rng.one_in(16) {
-            true => Format::RAW,
-            false => Format::QCOW2,
+        let other = rng.one_in(8).then(|| Written::other(rng));
+        let format = match other {
+            Some(other) => other.format(),
+            None if rng.one_in(16) => Format::RAW,
+            None => Format::QCOW2,
         };
+        if other.is_some() {
+            // A few blocks, and requests that have a part of one.
+            cluster_bits = 16 + rng.below(5) as u32;
+            size = 512 * (1 + rng.below((6 << 20) / 512));
+        }
         let backing = backing.filter(|_| format == Format::QCOW2);
         let has_data_file = data_file.is_some();
         Setup {
             format,
+            other,
             options: CreateQcow2::default()
                 .size(size)
                 .version(version)
@@ -104,17 +115,31 @@ impl Setup {
         }
     }
 
+    /// An image of one of the other formats.
+    pub fn of(other: Written) -> Setup {
+        Setup {
+            format: other.format(),
+            other: Some(other),
+            options: CreateQcow2::default().size((3 << 20) + 5 * 512),
+            backing: None,
+            used_before: false,
+        }
+    }
+
     pub fn size(&self) -> u64 {
         self.options.size
     }
 
-    /// Bytes of a cluster. A raw image has a value, too, so that requests have the same sizes.
+    /// Bytes of a cluster. Images of other formats have a value, too, so that requests have the same
+    /// sizes.
     pub fn cluster(&self) -> u64 {
         1 << self.options.cluster_bits
     }
 
     pub fn is_preallocated(&self) -> bool {
-        self.options.preallocation != Preallocation::Off || self.data_file_is_raw()
+        self.other.is_some()
+            || self.options.preallocation != Preallocation::Off
+            || self.data_file_is_raw()
     }
 
     pub fn has_data_file(&self) -> bool {
@@ -164,6 +189,9 @@ impl Setup {
             open_file(path, how).unwrap()
         };
         let file = create(self.image(folder));
+        if let Some(other) = self.other {
+            return other.make(&queue, file, self.size());
+        }
         if self.format == Format::RAW {
             queue
                 .block_on(create_raw(

@@ -1,25 +1,39 @@
 //! VDI, the image format of VirtualBox: a header, a map of blocks of 1 MiB, the blocks. Numbers are
-//! little-endian. Images are read and created.
+//! little-endian.
 //!
 //! The format is that of `VDICore.h` in VirtualBox, version 1.1, as far as QEMU
 //! reads it: dynamic and static images without a parent.
+//!
+//! - `write`: writes, and places for new blocks (`places`);
+//! - `clear`: zeroes and discards;
+//! - `commit`: what happens on a flush;
+//! - `create`: new images.
 
+mod clear;
+mod commit;
 mod create;
+mod places;
+mod write;
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, Mapping,
-    OpenRequest, StorageId, refused,
+    AnyImage, BoxFuture, Changing, CheckReport, Clear, Commits, Context, Driver, Extent, Format,
+    FormatImage, Holes, Mapping, OpenRequest, Purpose, StorageId, refused,
 };
-use crate::Result;
 use crate::drivers::qcow2::structures::FormatError;
-use crate::storage::{self, Queue, Storage, Work};
+use crate::offset::HostOffset;
+use crate::storage::{self, Iov, Queue, Storage, Work};
+use crate::{Error, Result};
+use write::Writer;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
+    is_writable: true,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
@@ -57,14 +71,29 @@ struct Header {
     blocks_allocated: u32,
 }
 
-/// An open VDI image.
+/// What requests and tasks share of an image.
 #[derive(Debug)]
 struct Vdi {
     file: Arc<dyn Storage>,
-    file_len: u64,
+    /// As it was when the image was opened.
     header: Header,
-    /// By block of the disk: its block in the file.
-    map: Vec<u32>,
+    /// The count of blocks in the header on the disk.
+    count: AtomicU32,
+    /// By block of the disk: its place among the blocks in the file. One without a place gets one
+    /// after the block is written, and keeps it.
+    map: Vec<AtomicU32>,
+}
+
+/// An open VDI image.
+#[derive(Debug)]
+struct OpenVdi {
+    image: Arc<Vdi>,
+    /// Its state if it is open for writing.
+    writer: Option<Arc<Writer>>,
+    /// Whether it was open for writing before it was closed.
+    was_written: bool,
+    /// Bytes of the file, if it is not open for writing.
+    file_len: u64,
     work: Option<Arc<Work>>,
 }
 
@@ -161,6 +190,7 @@ impl Header {
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
+    let is_written = request.write && request.purpose == Purpose::Data;
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER_BYTES).await?;
     let header = Header::decode(&bytes)?;
@@ -170,35 +200,59 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         limits.check_kept_table("The block map's length", map_bytes)?;
     }
     let (at, blocks) = (header.map_offset, header.blocks.into());
-    let map = read_table(
-        queue,
-        &*file,
-        "The block map",
-        at,
-        blocks,
-        u32::from_le_bytes,
-    )
+    let map = read_table(queue, &*file, "The block map", at, blocks, |entry| {
+        AtomicU32::new(u32::from_le_bytes(entry))
+    })
     .await?;
-    Ok(AnyImage::new(Vdi {
+    let image = Arc::new(Vdi {
         file,
-        file_len,
+        count: AtomicU32::new(header.blocks_allocated),
         header,
         map,
+    });
+    let writer = match is_written {
+        true => Some(Writer::begin(image.clone())?),
+        false => None,
+    };
+    Ok(AnyImage::new(OpenVdi {
+        image,
+        was_written: writer.is_some(),
+        writer,
+        file_len,
         work,
     }))
 }
 
 impl Vdi {
-    /// Where a block of the disk is in the file.
+    /// The place of a block of the disk among the blocks in the file.
+    fn place(&self, index: u64) -> Option<u32> {
+        let entry = self.map.get(usize::try_from(index).ok()?)?;
+        // What is found was written before.
+        let place = entry.load(Ordering::Acquire);
+        (place < NO_BLOCK).then_some(place)
+    }
+
+    /// Bytes of a block in the file.
+    fn stored(&self) -> u64 {
+        self.header.block_extra + u64::from(BLOCK)
+    }
+
+    /// Where a place starts in the file, in bytes.
+    fn place_offset(&self, place: u32) -> u64 {
+        self.header.data_offset + u64::from(place) * self.stored()
+    }
+
+    /// Where the data of a block of the disk are in the file.
     fn block(&self, index: u64) -> Option<u64> {
-        let block = *self.map.get(usize::try_from(index).ok()?)?;
-        let Header {
-            data_offset,
-            block_extra,
-            ..
-        } = self.header;
-        let stored = block_extra + u64::from(BLOCK);
-        (block < NO_BLOCK).then(|| data_offset + u64::from(block) * stored + block_extra)
+        let start = self.place_offset(self.place(index)?);
+        Some(start + self.header.block_extra)
+    }
+
+    /// Where a block at this place ends in the file, as far as it is part of the disk.
+    fn needed_end(&self, index: u64, place: u32) -> u64 {
+        let size = u64::from(BLOCK);
+        let inside = self.header.size.saturating_sub(index * size).min(size);
+        self.place_offset(place) + self.header.block_extra + inside
     }
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {
@@ -217,11 +271,11 @@ impl Vdi {
             errors += 1;
             say(text);
         };
-        for (index, block) in self.map.iter().enumerate() {
-            if *block >= NO_BLOCK {
+        for index in 0..self.map.len() as u64 {
+            let Some(block) = self.place(index) else {
                 continue;
-            }
-            match used.get_mut(*block as usize) {
+            };
+            match used.get_mut(block as usize) {
                 None => wrong(format!("ERROR: block index {index} too large, is {block}")),
                 Some(used) => {
                     allocated += 1;
@@ -231,7 +285,7 @@ impl Vdi {
                 }
             }
         }
-        let said = self.header.blocks_allocated;
+        let said = self.count.load(Ordering::Relaxed);
         if allocated != said {
             wrong(format!(
                 "ERROR: allocated blocks mismatch, is {allocated}, should be {said}"
@@ -241,25 +295,64 @@ impl Vdi {
     }
 }
 
-impl FormatImage for Vdi {
+impl OpenVdi {
+    fn writer(&self) -> Result<&Arc<Writer>> {
+        self.writer.as_ref().ok_or_else(|| Error::os(libc::EBADF))
+    }
+
+    /// After a change: the map is made durable in a write-through mode.
+    async fn changed(&self, queue: &Queue) -> Result<()> {
+        match self.image.file.cache_mode().is_write_through() {
+            true => Commits::flush(self.writer()?, queue).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Makes everything durable, and cuts off what the file was made longer by in advance.
+    async fn finish(&mut self, queue: &Queue) -> Result<()> {
+        let Some(writer) = &self.writer else {
+            return Ok(());
+        };
+        writer.commits.check()?;
+        // Also what a power cut has left. Nothing is lost without it: a check says that the header
+        // counts too many blocks.
+        if writer.fill_holes(queue).await.is_ok() && !writer.is_settled() {
+            Commits::flush(writer, queue).await?;
+        }
+        let end = self
+            .image
+            .place_offset(writer.used_end.load(Ordering::SeqCst));
+        writer.tail.cut(queue, end).await?;
+        self.file_len = writer.tail.length();
+        self.writer = None;
+        Ok(())
+    }
+}
+
+impl FormatImage for OpenVdi {
     fn format(&self) -> Format {
         Format::of(&DRIVER)
     }
 
     fn size(&self) -> u64 {
-        self.header.size
+        self.image.header.size
     }
 
     fn cluster_size(&self) -> Option<u64> {
         Some(BLOCK.into())
     }
 
+    /// Zeroes go into the file where a block has its place, and are there where it has none.
+    fn zero_unit(&self) -> u64 {
+        1
+    }
+
     fn storages(&self) -> Vec<Arc<dyn Storage>> {
-        vec![self.file.clone()]
+        vec![self.image.file.clone()]
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(Ok(self.extent(guest, limit)))
+        Some(Ok(self.image.extent(guest, limit)))
     }
 
     fn work(&self) -> Option<&Arc<Work>> {
@@ -269,12 +362,16 @@ impl FormatImage for Vdi {
     /// The sectors that the file has. QEMU reads missing ones as zeroes, but writes whole blocks, as
     /// VirtualBox does.
     fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
-        let end = self.file_len / u64::from(SECTOR) * u64::from(SECTOR);
+        let file_len = match &self.writer {
+            Some(writer) => writer.tail.length(),
+            None => self.file_len,
+        };
+        let end = file_len / u64::from(SECTOR) * u64::from(SECTOR);
         Ok(end.saturating_sub(host).min(length))
     }
 
     fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
-        Some(match self.header.image_type {
+        Some(match self.image.header.image_type {
             STATIC => Holes::ZeroData,
             _ => Holes::Ignored,
         })
@@ -286,9 +383,49 @@ impl FormatImage for Vdi {
         say: &'a mut dyn FnMut(String),
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         let report = CheckReport {
-            corruptions: Vdi::check(self, say),
+            corruptions: self.image.check(say),
             ..CheckReport::default()
         };
         Box::pin(std::future::ready(Ok(Some(report))))
+    }
+
+    fn in_place(&self, guest: u64, length: u64) -> Option<(StorageId, HostOffset)> {
+        let writer = self.writer.as_ref()?;
+        writer.commits.check().ok()?;
+        let extent = self.image.extent(guest, length);
+        match extent.mapping {
+            Mapping::Data { host } if extent.length == length && writer.is_durable() => {
+                Some((StorageId::FILE, host))
+            }
+            _ => None,
+        }
+    }
+
+    fn write<'a>(&'a self, context: Context<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move {
+            self.writer()?.write(context.queue, offset, iov).await?;
+            self.changed(context.queue).await
+        })
+    }
+
+    fn clear<'a>(&'a self, context: Context<'a>, range: Range<u64>, how: Clear) -> Changing<'a> {
+        Box::pin(async move { self.writer()?.clear(context.queue, range, how).await })
+    }
+
+    fn flush<'a>(&'a self, context: Context<'a>) -> Changing<'a> {
+        Box::pin(async move { Commits::flush(self.writer()?, context.queue).await })
+    }
+
+    fn close<'a>(&'a mut self, context: Context<'a>) -> Changing<'a> {
+        Box::pin(self.finish(context.queue))
+    }
+
+    fn reopen<'a>(&'a mut self, _context: Context<'a>) -> Changing<'a> {
+        Box::pin(async move {
+            if self.writer.is_none() && self.was_written {
+                self.writer = Some(Writer::begin(self.image.clone())?);
+            }
+            self.writer().map(drop)
+        })
     }
 }

@@ -13,7 +13,7 @@ use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::jobs::CreateQcow2;
 use zebu::storage::{Buffer, Queue};
 
-use super::requests::begin_with;
+use super::requests::{Use, begin_with};
 use super::{Dice, History, noise, options, raw, writable};
 use crate::common::Rng;
 use crate::disk::{Disk, Time};
@@ -148,7 +148,13 @@ pub fn in_flight_bitmaps(queue: &Queue, rng: &mut Dice) -> History {
 
 fn batches(queue: &Queue, rng: &mut Dice, has_bitmaps: bool) -> History {
     let (options, layout, active) = image(rng);
-    let mut used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
+    let used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
+    batches_on(queue, rng, used)
+}
+
+/// The batches on an image.
+pub fn batches_on(queue: &Queue, rng: &mut Dice, mut used: Use<'_>) -> History {
+    let has_bitmaps = used.has_bitmaps;
     let mut model = used.history.before.clone();
     let mut device = used.history.open(queue, &open_options(rng, has_bitmaps));
     let disk = used.history.disk.clone();
@@ -217,7 +223,13 @@ pub fn queues_bitmaps(queue: &Queue, rng: &mut Dice) -> History {
 
 fn threads(queue: &Queue, rng: &mut Dice, has_bitmaps: bool) -> History {
     let (options, layout, active) = image(rng);
-    let mut used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
+    let used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
+    threads_on(queue, rng, used)
+}
+
+/// The threads on an image.
+pub fn threads_on(queue: &Queue, rng: &mut Dice, mut used: Use<'_>) -> History {
+    let has_bitmaps = used.has_bitmaps;
     let mut model = used.history.before.clone();
     let mut device = used.history.open(queue, &open_options(rng, has_bitmaps));
     let disk = used.history.disk.clone();

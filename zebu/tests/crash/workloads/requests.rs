@@ -313,7 +313,7 @@ pub fn begin_with<'a>(
 }
 
 /// The same, on files that are there, with the content of their disk.
-fn begin_on<'a>(
+pub fn begin_on<'a>(
     queue: &'a Queue,
     rng: &mut Dice,
     (mut contents, active): (Vec<Vec<u8>>, Vec<u8>),
