@@ -8,17 +8,20 @@ mod tls;
 
 use clap::CommandFactory;
 use std::ffi::OsString;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use zebu::block::Device;
+use zebu::internal::Statistics;
 use zebu::internal::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
 use super::command::{Command, Place, Values};
 use crate::arguments::parse;
-use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Exported, Life, Process, failed};
 use crate::output::Shown;
 use crate::program::{Context, Failure, Outcome, trace, version};
 pub use arguments::Arguments;
@@ -73,16 +76,10 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     // Before any other descriptor is made.
     let passed = Listener::passed().map_err(|e| failed("the sockets that were passed", &e))?;
     check_addresses(&arguments, &passed)?;
-    // Before any thread is there.
-    let parent = match arguments.fork {
-        true => Some(serve::fork()?),
-        false => None,
-    };
-    let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     // qemu-nbd prints nothing about clients, also with -v.
     let verbose = arguments.verbose && context.role != "qemu-nbd";
-    let log = Log::start(verbose).map_err(|e| failed("the log", &e))?;
-    serve(context, &arguments, passed, parent, signals, &log)
+    let process = Process::begin(arguments.fork, verbose)?;
+    serve(context, &arguments, passed, process)
 }
 
 fn check_addresses(arguments: &Arguments, passed: &[Listener]) -> Result<(), Failure> {
@@ -133,9 +130,7 @@ fn serve(
     context: &Context,
     arguments: &Arguments,
     passed: Vec<Listener>,
-    parent: Option<Parent>,
-    signals: Signals,
-    log: &Log,
+    process: Process,
 ) -> Outcome {
     let queue_options = arguments.image.queue_options()?;
     let queue = Queue::new(queue_options.clone())
@@ -152,46 +147,48 @@ fn serve(
         queue: queue_options,
     };
     let exports = images::open(context, &queue, arguments, clients != 1)?;
-    // Clients of the server find them.
-    let metrics = arguments.metrics.start("nbd", &exports)?;
-    let names = exports.iter().map(|export| export.options().name.clone());
-    let names: Vec<String> = names.collect();
-    let listeners = listeners(arguments, passed)?;
-    let devices = exports.iter().map(|export| export.device());
-    let _pid_file = PidFile::write(context, arguments.pid_file.as_deref(), devices)?;
-    for listener in &listeners {
-        tracing::info!("listening at {listener}, exports {names:?}");
-    }
-    let server = Server::new(exports.clone(), options).map_err(|e| failed("the server", &e))?;
-    if let Some(parent) = parent {
-        // From then on standard error is /dev/null.
-        log.finish();
-        parent.ready().map_err(|e| failed("the daemon", &e))?;
-    }
-    let stop = signals.until_end(
-        &queue,
-        || serve::print_statistics(log, &exports),
-        || refresh_size(&exports),
-    );
-    let result = queue.block_on(server.run(&queue, listeners, stop));
-    // The exports are only the server's again.
-    drop(metrics);
-    if arguments.stats {
-        log.finish();
-        serve::print_statistics(log, &exports);
-    }
-    let served = result.map(drop).map_err(|e| failed("a connection", &e));
-    let devices = exports.into_iter().map(|export| {
-        let name = export.device().top().spec.display_name();
-        (name, Arc::into_inner(export).map(Export::into_device))
-    });
-    serve::close(&queue, devices).and(served).map(|()| 0)
+    let life = Life {
+        server: "nbd",
+        metrics: &arguments.metrics,
+        pid_file: arguments.pid_file.as_deref(),
+        stats: arguments.stats,
+    };
+    let listen = |_: &[_]| listeners(arguments, passed);
+    let start = |exports: &[Arc<Export>], listeners: &[Listener]| {
+        let names: Vec<&str> = exports.iter().map(|export| export.name()).collect();
+        for listener in listeners {
+            tracing::info!("listening at {listener}, exports {names:?}");
+        }
+        Server::new(exports.to_vec(), options).map_err(|e| failed("the server", &e))
+    };
+    process.serve(context, &life, &queue, exports, listen, start)
 }
 
-/// Looks whether images have grown: clients that come from now on see it.
-fn refresh_size(exports: &[Arc<Export>]) {
-    for export in exports {
-        let device = export.device();
-        serve::looked_again(&export.options().name, device, device.refresh_size());
+impl Exported for Export {
+    fn name(&self) -> &str {
+        &self.options().name
+    }
+    fn device(&self) -> &Device {
+        self.device()
+    }
+    fn size(&self) -> u64 {
+        self.size()
+    }
+    fn statistics(&self) -> &Statistics {
+        self.statistics()
+    }
+    fn into_device(self) -> Device {
+        self.into_device()
+    }
+}
+
+impl serve::Server for Server {
+    async fn run(
+        self,
+        queue: &Queue,
+        listeners: Vec<Listener>,
+        stop: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        self.run(queue, listeners, stop).await.map(drop)
     }
 }

@@ -4,17 +4,20 @@ mod arguments;
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use clap::CommandFactory;
+use zebu::block::Device;
+use zebu::internal::Statistics;
 use zebu::storage::Queue;
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
 use super::command::Command;
 use crate::arguments::{objects, parse};
-use crate::commands::serve::{self, Log, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Exported, Life, Process, failed};
 use crate::output::Shown;
 use crate::program::{Context, Failure, Outcome};
 pub use arguments::Arguments;
@@ -52,66 +55,67 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
         .iter()
         .try_for_each(|text| objects::add(context, text))?;
     let wanted = arguments.wanted()?;
-    // Before any thread is there.
-    let parent = match arguments.fork {
-        true => Some(serve::fork()?),
-        false => None,
-    };
-    let signals = Signals::new().map_err(|e| failed("signals", &e))?;
-    let log = Log::start(arguments.verbose).map_err(|e| failed("the log", &e))?;
-    serve(context, &arguments, &wanted, parent, signals, &log)
-}
-
-fn serve(
-    context: &Context,
-    arguments: &Arguments,
-    wanted: &[Wanted],
-    parent: Option<Parent>,
-    signals: Signals,
-    log: &Log,
-) -> Outcome {
+    let process = Process::begin(arguments.fork, arguments.verbose)?;
     let options = arguments.image.queue_options()?.force_async(2);
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
-    let exports = open(context, &queue, arguments, wanted)?;
-    // Clients of the server find them.
-    let metrics = arguments.metrics.start("vhost-user-blk", &exports)?;
-    let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
-    let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
-    let mut doors = Vec::new();
-    for (export, listener) in exports.iter().zip(&listeners) {
-        if let Listener::Unix(listener, _) = listener {
-            let listener = listener.try_clone().map_err(|e| failed("a socket", &e))?;
-            doors.push((export.clone(), listener));
+    let exports = open(context, &queue, &arguments, &wanted)?;
+    let life = Life {
+        server: "vhost-user-blk",
+        metrics: &arguments.metrics,
+        pid_file: arguments.pid_file.as_deref(),
+        stats: arguments.stats,
+    };
+    let listeners = |exports: &[Arc<Export>]| {
+        let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
+        let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
+        for (export, listener) in exports.iter().zip(&listeners) {
+            tracing::info!("listening at {listener}, export {:?}", export.name());
         }
-        tracing::info!("listening at {listener}, export {:?}", export.name());
+        Ok(listeners)
+    };
+    let start = |exports: &[Arc<Export>], listeners: &[Listener]| {
+        let mut doors = Vec::new();
+        for (export, listener) in exports.iter().zip(listeners) {
+            if let Listener::Unix(listener, _) = listener {
+                let listener = listener.try_clone().map_err(|e| failed("a socket", &e))?;
+                doors.push((export.clone(), listener));
+            }
+        }
+        Server::start(doors, &options).map_err(|e| failed("the server", &e))
+    };
+    process.serve(context, &life, &queue, exports, listeners, start)
+}
+
+impl Exported for Export {
+    fn name(&self) -> &str {
+        self.name()
     }
-    let devices = exports.iter().map(|export| export.device());
-    let _pid_file = PidFile::write(context, arguments.pid_file.as_deref(), devices)?;
-    let server = Server::start(doors, &options).map_err(|e| failed("the server", &e))?;
-    if let Some(parent) = parent {
-        // From then on standard error is /dev/null.
-        log.finish();
-        parent.ready().map_err(|e| failed("the daemon", &e))?;
+    fn device(&self) -> &Device {
+        self.device()
     }
-    let stop = signals.until_end(
-        &queue,
-        || serve::print_statistics(log, &exports),
-        || refresh_size(&exports),
-    );
-    drop(queue.block_on(server.run_until(stop)));
-    drop(listeners);
-    // The exports are only the server's again.
-    drop(metrics);
-    if arguments.stats {
-        log.finish();
-        serve::print_statistics(log, &exports);
+    fn statistics(&self) -> &Statistics {
+        self.statistics()
     }
-    let devices = exports.into_iter().map(|export| {
-        let name = export.device().top().spec.display_name();
-        (name, Arc::into_inner(export).map(Export::into_device))
-    });
-    serve::close(&queue, devices).map(|()| 0)
+    fn refresh_size(&self) -> zebu::Result<bool> {
+        self.refresh_size()
+    }
+    fn into_device(self) -> Device {
+        self.into_device()
+    }
+}
+
+impl serve::Server for Server {
+    async fn run(
+        self,
+        _: &Queue,
+        listeners: Vec<Listener>,
+        stop: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        self.run_until(stop).await;
+        drop(listeners);
+        Ok(())
+    }
 }
 
 fn open(
@@ -150,11 +154,4 @@ fn listen(path: &OsStr) -> Result<Listener, Failure> {
         let why = zebu::strerror(&e);
         Failure::new(format!("Failed to bind socket to {}: {why}", path.shown()))
     })
-}
-
-/// Looks whether images have grown.
-fn refresh_size(exports: &[Arc<Export>]) {
-    for export in exports {
-        serve::looked_again(export.name(), export.device(), export.refresh_size());
-    }
 }

@@ -43,7 +43,7 @@ impl MetricsArguments {
     /// # Errors
     ///
     /// The address is not one, or cannot be listened at.
-    pub fn start<E: Exported + 'static>(
+    pub fn start<E: Exported>(
         &self,
         server: &'static str,
         exports: &[Arc<E>],
