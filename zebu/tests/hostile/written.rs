@@ -61,10 +61,12 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Rng) {
         1 => 512 * rng.below(8) as u32,
         _ => rng.below(6) as u32,
     };
-    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    if let Some(number) = bytes.get_mut(at..at + 4) {
+        number.copy_from_slice(&value.to_le_bytes());
+    }
     if rng.one_in(4) {
         let length = bytes.len();
-        bytes.truncate(length - rng.index(length / 2));
+        bytes.truncate(length - rng.index(length / 2 + 1));
     }
 }
 
@@ -83,9 +85,9 @@ fn writes_to_damaged_images_change_nothing_else() {
             progress();
             seeds.add(1);
             let file = Arc::new(Memory::new(bytes.clone()));
-            // (A number may make the disk much larger.)
+            // (A number may make the disk empty, or much larger.)
             let before = match open(&queue, &written, file.clone(), false) {
-                Ok(device) if device.size() < 64 << 20 => sectors(&queue, &device),
+                Ok(device) if (1..64 << 20).contains(&device.size()) => sectors(&queue, &device),
                 _ => continue,
             };
             let Ok(device) = open(&queue, &written, file.clone(), true) else {
