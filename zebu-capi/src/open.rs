@@ -57,11 +57,12 @@ impl Opening {
         check_reserved(options.reserved)?;
         let has = |flag| options.flags & flag != 0;
         let name = name.name(what)?.to_owned();
+        let driver = options.format.word("format")?;
         let source = match has(IMAGE_OPTIONS) {
             true => Source::Options(name),
-            false => Source::Name(name),
+            false => Source::with_driver(name, driver)?,
         };
-        let format = options.format.word("format")?.map(Format::from_str);
+        let format = driver.filter(|_| has(IMAGE_OPTIONS)).map(Format::from_str);
         let limits = options.limits.word("limits")?;
         let policy = match has(UNTRUSTED) {
             true => Policy::Untrusted(parse_limits(limits.unwrap_or(""))?),

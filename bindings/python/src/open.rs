@@ -6,7 +6,7 @@ use std::str::FromStr;
 use pyo3::prelude::*;
 use zebu::qcow2::SnapshotName;
 use zebu::{
-    CacheMode, Format, Limits, OpenOptions, Policy, Queue, QueueOptions, Remote, SharedDevice,
+    CacheMode, Limits, OpenOptions, Policy, Queue, QueueOptions, Remote, SharedDevice,
     Source, jobs,
 };
 
@@ -32,7 +32,6 @@ pub struct Opening {
 impl Opening {
     /// The options that this means.
     pub fn options(&self) -> Result<OpenOptions> {
-        let format = self.format.as_deref().map(Format::from_str).transpose()?;
         let cache = CacheMode::from_str(&self.cache)?;
         let policy = match &self.limits {
             None => Policy::Follow,
@@ -40,7 +39,6 @@ impl Opening {
         };
         let snapshot = self.snapshot.as_deref();
         Ok(OpenOptions::default()
-            .format(format)
             .write(self.write)
             .cache(cache)
             .policy(policy)
@@ -52,7 +50,7 @@ impl Opening {
 
     /// Opens the image with these options.
     pub fn open(&self, queue: &Queue, options: &OpenOptions) -> Result<zebu::Device> {
-        let source = Source::Name(self.name.clone());
+        let source = Source::with_driver(self.name.clone(), self.format.as_deref())?;
         let opened = match options.snapshot {
             Some(_) => zebu::Device::open(queue, &source, options),
             // What a repair says has no place to go.

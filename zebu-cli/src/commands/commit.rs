@@ -5,8 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, Parser};
-use zebu::block::{BackingSpec, Device, ImageSpec};
+use zebu::block::{BackingSpec, Device, ImageSpec, Layer};
 use zebu::jobs::{self, CommitError, CommitOptions};
+use zebu::names::protocol;
 use zebu::storage::Queue;
 
 use super::command::Command;
@@ -154,31 +155,35 @@ fn base_depth(device: &Device, base: Option<&OsStr>) -> Option<usize> {
     (1..layers.len()).find(|depth| is_named(device, *depth, base))
 }
 
-/// Whether `name` is the name of an image of the chain, as the image above stores it or as a path
-/// relative to that.
+/// Whether `name` is the name of an image of the chain: as the image above stores it, or as a path
+/// relative to that; of one that options describe, the name that is shown.
 fn is_named(device: &Device, depth: usize, name: &OsStr) -> bool {
-    let above = &device.layers()[depth - 1];
-    if let Some(image) = above.as_qcow2()
-        && image.header().backing_file() == Some(name.as_bytes())
-    {
-        return true;
+    let (above, image) = (&device.layers()[depth - 1], &device.layers()[depth]);
+    let stored = above.backing().map(|named| OsStr::from_bytes(named.name));
+    let Some(stored) = stored.filter(|_| !matches!(above.spec.backing, BackingSpec::Image(_)))
+    else {
+        return image.spec.display_name() == name;
+    };
+    if stored == name || protocol(stored).is_some() || protocol(name).is_some() {
+        return stored == name;
     }
     let folder = above.spec.file.path.parent().unwrap_or(Path::new(""));
     let same = |path: PathBuf| path.canonicalize().ok();
     let found = same(folder.join(name));
-    found.is_some() && found == same(device.layers()[depth].spec.file.path.clone())
+    found.is_some() && found == same(image.spec.file.path.clone())
 }
 
-/// The images above `depth`, and the others.
+/// The images above `depth`, and the others. As in QEMU, the filters over the image that is written stay
+/// away, and those over the top one.
 fn cut(device: &Device, depth: usize) -> (ImageSpec, ImageSpec) {
-    let chain = |layers: &[zebu::block::Layer]| {
-        let mut specs = layers.iter().rev().map(|layer| layer.spec.clone());
-        let mut spec = specs.next().expect("both parts have an image");
-        spec.backing = BackingSpec::None;
-        for mut above in specs {
-            above.backing = BackingSpec::Image(Box::new(spec));
-            spec = above;
+    let chain = |layers: &[Layer]| {
+        let (top, others) = layers.split_first().expect("both parts have an image");
+        let mut backing = BackingSpec::None;
+        for layer in others.iter().rev() {
+            backing = BackingSpec::Image(Box::new(layer.whole_spec_over(backing)));
         }
+        let mut spec = top.spec.clone();
+        spec.backing = backing;
         spec
     };
     let (upper, lower) = device.layers().split_at(depth);

@@ -247,11 +247,9 @@ fn look_at_backing(
         return format.map(|_| None).ok_or_else(|| NO_FORMAT.into());
     }
     let opened = || {
-        let format = format.as_deref().map(str::parse).transpose()?;
-        let options = untrusted::defaults(context)
-            .format(format)
-            .force_share(true);
-        Device::open(queue, &Source::Name(beside(&backing, name)), &options)
+        let source = Source::with_driver(beside(&backing, name), format.as_deref())?;
+        let options = untrusted::defaults(context).force_share(true);
+        Device::open(queue, &source, &options)
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;
     if format.is_none() {

@@ -174,6 +174,10 @@ fn collect(
         open::warn_if_guessed(&device);
         let report = Report::of(queue, &device, shown.limits);
         let mut report = report.map_err(|e| open::failure(&name, &e))?;
+        if report.is_filter && !untrusted::is_on(context) {
+            let chain = chain_below(queue, &source, &options, shown, &mut report);
+            chain.map_err(|e| open::failure(&name, &e))?;
+        }
         if untrusted::is_on(context) {
             report.untrusted = Some(Untrusted::of(&device, guessed));
         }
@@ -196,11 +200,35 @@ fn collect(
         let Some((next, format)) = next.filter(|_| chain) else {
             return Ok(reports);
         };
-        options.format = match format {
-            Some(format) => Some(format.parse().map_err(|e| open::failure(&next, &e))?),
-            None => None,
-        };
-        source = Source::Name(next.clone());
+        options.format = None;
+        source = Source::with_driver(next.clone(), format.as_deref())
+            .map_err(|e| open::failure(&next, &e))?;
         name = next;
     }
+}
+
+/// Adds what is behind the image below a filter. As in QEMU, which looks at an image alone unless it is
+/// below a filter.
+fn chain_below(
+    queue: &Queue,
+    source: &Source,
+    options: &OpenOptions,
+    shown: Shown,
+    report: &mut Report,
+) -> zebu::Result<()> {
+    let chain = Device::open(queue, source, &options.clone().inspect(false))?;
+    let options = options.clone().format(None).no_backing(true);
+    let mut behind: Option<Report> = None;
+    for layer in chain.layers().iter().skip(1).rev() {
+        let device = Device::open_spec(queue, layer.whole_spec().clone(), &options)?;
+        let mut found = Report::of(queue, &device, shown.limits)?;
+        if let Some(behind) = behind.take() {
+            found.put_behind(behind);
+        }
+        behind = Some(found);
+    }
+    if let Some(behind) = behind {
+        report.put_behind(behind);
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use zebu::storage::Queue;
 
 use super::command::Command;
 use crate::arguments::{SourceOptions, one_name, source_cache, target_cache, untrusted};
-use crate::images::new_image::is_format;
+use crate::images::new_image::is_driver;
 use crate::images::open;
 use crate::images::same_file::{self, Fate};
 use crate::output::progress::interrupted;
@@ -185,7 +185,7 @@ fn new_backing(arguments: &Arguments) -> Option<NewBacking> {
 /// Formats that only QEMU supports may be named, too.
 fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
     match name {
-        Some(name) if !is_format(name) => Err(Failure::new(format!(
+        Some(name) if !is_driver(name) => Err(Failure::new(format!(
             "Invalid format name: '{}'",
             name.shown()
         ))),
@@ -215,15 +215,14 @@ fn new_spec(
         .data_file
         .as_ref()
         .map(|file| &*file.path);
-    let format = backing.format.as_deref().map(str::parse).transpose();
-    let resolve = |format| {
-        let source = Source::Name(backing.name.clone());
+    let source = Source::with_driver(backing.name.clone(), backing.format.as_deref());
+    let resolve = |source: Source| {
         if !is_unsafe {
             untrusted::policy(context).check_source(&source)?;
         }
-        source.resolve(Some(image.name()), format)
+        source.resolve(Some(image.name()), None)
     };
-    let spec = match format.and_then(resolve) {
+    let spec = match source.and_then(resolve) {
         Ok(spec) => spec,
         Err(_) if is_unsafe => return Ok(None),
         Err(e) => return Err(cannot_open(&Some(backing.clone()), &e)),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use zebu::block::Format;
 pub use zebu::internal::new_image::{
-    NewFiles, check_level, is_format, log2, other_files, parse_format, plan, plan_to_fill,
+    NewFiles, check_level, is_driver, log2, other_files, parse_format, plan, plan_to_fill,
     refuse_object,
 };
 use zebu::jobs::{CreateQcow2, ExportFormat};

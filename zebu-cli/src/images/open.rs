@@ -6,9 +6,8 @@ use std::fmt::Display;
 use std::hash::Hash;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::str::FromStr;
 
-use zebu::block::{Device, Format, OpenOptions};
+use zebu::block::{Device, FileDriver, Format, OpenOptions};
 use zebu::jobs::{self, CheckMessage};
 use zebu::names::{Source, protocol};
 use zebu::storage::{CacheMode, Queue, QueueOptions};
@@ -69,10 +68,8 @@ pub fn options(
     cache: CacheMode,
 ) -> Result<OpenOptions, Failure> {
     source.validate(context)?;
-    let format = match &source.name.format {
-        Some(format) => Some(Format::from_str(format).map_err(|e| failure(name, &e))?),
-        None => None,
-    };
+    let format = source.name.format.as_deref().map(format).transpose();
+    let format = format.map_err(|e| failure(name, &e))?.flatten();
     Ok(untrusted::defaults(context)
         .format(format)
         .cache(cache)
@@ -88,6 +85,19 @@ pub fn source(name: &OsStr, options: &SourceOptions) -> Source {
     )
 }
 
+/// The format of `-f`. None: it is a driver over a file, which goes with the name ([`named`]).
+pub fn format(name: &str) -> zebu::Result<Option<Format>> {
+    match name.parse() {
+        Err(_) if is_other_driver(name) => Ok(None),
+        format => format.map(Some),
+    }
+}
+
+/// Whether it is no format but a kind of file, or a filter over a file.
+fn is_other_driver(name: &str) -> bool {
+    FileDriver::names().any(|driver| driver == name)
+}
+
 /// The image of this name, which are options with `image_opts`. A format that is QEMU's name of a kind of
 /// file goes with the name: the file is no image in a file then, and must be of that kind.
 pub fn named(name: &OsStr, image_opts: bool, format: Option<&str>) -> Source {
@@ -97,6 +107,10 @@ pub fn named(name: &OsStr, image_opts: bool, format: Option<&str>) -> Source {
             if protocol(name).is_none() || after_file(name).is_some() =>
         {
             Source::NameWithOptions(name.to_owned(), format!("driver={format}").into())
+        }
+        Some("file" | "host_device" | "host_cdrom") => Source::Name(name.to_owned()),
+        Some(driver) if is_other_driver(driver) => {
+            Source::NameWithOptions(name.to_owned(), format!("driver={driver}").into())
         }
         _ => Source::Name(name.to_owned()),
     }

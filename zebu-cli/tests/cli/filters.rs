@@ -5,8 +5,8 @@ use std::fs;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::common::Lab;
 use crate::common::pair::Pair;
+use crate::common::{Lab, compare_answers, peer};
 
 const IMAGES: &str = "create x.qcow2 4M; io x.qcow2: write -P 1 0 256k | write -c -P 5 2M 64k; \
     create -b x.qcow2 -F qcow2 top.qcow2; create new.qcow2 4M; raw r.raw 1000448";
@@ -17,6 +17,14 @@ const THROTTLE: &str = "driver=throttle,throttle-group=g,";
 fn below(filter: &str, format: &str, file: &str) -> String {
     let file = format!("file.file.driver=file,file.file.filename={file}");
     format!("{filter}file.driver={format},{file}")
+}
+
+/// Both say the same of one folder.
+#[track_caller]
+fn same_answer(lab: &Lab, args: &[&str]) {
+    lab.sync_files();
+    let (ours, theirs) = (lab.zebu(args), lab.qemu_img(args));
+    compare_answers(&ours, &theirs, args, "the same folder");
 }
 
 #[test]
@@ -95,6 +103,52 @@ fn requests_pass_or_are_changed_as_in_qemu() {
             let plain = ["driver=qcow2,file.filename=new.qcow2"];
             pair.succeed(&[&args("compare")[..], &plain].concat());
         }
+    }
+}
+
+/// A filter over a backing file hides nothing of the chain; `filtered_chains.rs` has others.
+#[test]
+fn a_filter_is_over_a_backing_file_as_in_qemu() {
+    let pair = Pair::new(
+        "create base.q 1M; io base.q: write -P 1 0 256k; create -b base.q -F qcow2 mid.q; \
+         io mid.q: write -P 2 64k 64k",
+    );
+    let below = r#"json:{"driver":"throttle","throttle-group":"g",
+        "file":{"driver":"qcow2","file":{"driver":"file","filename":"mid.q"}}}"#;
+    let below = below.replace(['\n', ' '], "");
+    let run = |args: &[&str]| pair.succeed(&[&args[..1], &GROUP, &args[1..]].concat());
+    run(&[
+        "create", "-f", "qcow2", "-b", &below, "-F", "throttle", "top.q",
+    ]);
+    run(&[
+        "create",
+        "-f",
+        "qcow2",
+        "-b",
+        "base.q",
+        "-F",
+        "preallocate",
+        "short.q",
+    ]);
+    for (file, size) in [("top.q", "512k 64k"), ("short.q", "64k 4k")] {
+        let script = format!("write -P 3 {size}\nread -v 63k 2k\nread -P 3 {size}\n");
+        pair.same_io(&[GROUP[0], GROUP[1], file], &script);
+        for output in ["--output=human", "--output=json"] {
+            same_answer(&pair.ours, &["map", GROUP[0], GROUP[1], output, file]);
+        }
+        if peer().is_current() {
+            for format in ["human", "json"] {
+                let output = format!("--output={format}");
+                let args = ["info", GROUP[0], GROUP[1], "--backing-chain", &output, file];
+                same_answer(&pair.ours, &args);
+            }
+        }
+    }
+    run(&["commit", "-b", &below, "top.q"]);
+    run(&["commit", "-b", "base.q", "top.q"]);
+    pair.fail(&["commit", GROUP[0], GROUP[1], "-b", "mid.q", "top.q"]);
+    for (file, size) in [("mid.q", "512k 64k"), ("base.q", "512k 64k")] {
+        pair.same_io(&["-r", file], &format!("read -P 3 {size}\n"));
     }
 }
 

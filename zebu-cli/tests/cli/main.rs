@@ -7,6 +7,7 @@ mod bench;
 mod blkdebug;
 mod completions;
 mod documentation;
+mod filtered_chains;
 mod filters;
 mod hostile_names;
 mod io;

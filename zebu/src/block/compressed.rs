@@ -20,14 +20,14 @@ impl Device {
         self.top_for_writing(offset, iov.len() as u64)?;
         let range = offset..offset + iov.len() as u64;
         let _hooked = self.hooked(queue, range).await?;
-        if !self.filters.is_empty() && !iov.is_empty() {
+        if self.has_filters && !iov.is_empty() {
             let filtered = self.filtered();
             return filtered.write_compressed(queue, offset, iov).await;
         }
         self.write_image_compressed(queue, offset, iov).await
     }
 
-    /// [`Device::write_compressed`] below all filters.
+    /// [`Device::write_compressed`] below the filters over the top image.
     pub(super) async fn write_image_compressed(
         &self,
         queue: &Queue,
@@ -63,13 +63,13 @@ impl Device {
             _ => 0..0,
         };
         let _hooked = self.hooked(queue, range).await?;
-        match self.filters.is_empty() {
-            true => self.write_image_packed(queue, clusters, data).await,
-            false => self.filtered().write_packed(queue, clusters, data).await,
+        match self.has_filters {
+            false => self.write_image_packed(queue, clusters, data).await,
+            true => self.filtered().write_packed(queue, clusters, data).await,
         }
     }
 
-    /// [`Device::write_packed`] below all filters.
+    /// [`Device::write_packed`] below the filters over the top image.
     pub(super) async fn write_image_packed(
         &self,
         queue: &Queue,

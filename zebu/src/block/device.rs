@@ -32,6 +32,8 @@ pub struct Layer {
     pub(super) resting: Option<Resting>,
     /// Images whose disks are files of it, to be closed after it.
     pub(super) nested: Vec<Arc<Device>>,
+    /// What requests from above pass through before they reach it.
+    pub(super) filters: Filters,
 }
 
 /// A file, and how it was at some time.
@@ -150,8 +152,10 @@ pub struct Device {
     pub(super) inspect: bool,
     /// What is told of changes.
     pub(super) hooks: Vec<Arc<dyn ChangeHook>>,
-    /// What requests pass through.
+    /// What requests pass through, over the top image whatever that is.
     pub(super) filters: Filters,
+    /// Whether requests pass through filters, these or those of an image of the chain.
+    pub(super) has_filters: bool,
 }
 
 /// Options of a device that is open for writing.
@@ -176,17 +180,29 @@ impl Device {
     /// The device of these layers, at least one, the top one first.
     pub(super) fn new(layers: Vec<Layer>, inspect: bool) -> Self {
         let size = layers[0].size();
-        Device {
+        let mut device = Device {
             layers,
             size: size.into(),
             inspect,
             hooks: Vec::new(),
             filters: Filters::default(),
-        }
+            has_filters: false,
+        };
+        device.find_filters();
+        device
     }
 
-    /// The images of the chain.
-    pub(super) fn into_layers(self) -> Vec<Layer> {
+    /// Looks again whether requests pass through filters. Every change of these and of the list of images
+    /// ends with it.
+    pub(super) fn find_filters(&mut self) {
+        let mut of_images = self.layers.iter().map(|layer| &layer.filters);
+        self.has_filters = !self.filters.is_empty() || of_images.any(|f| !f.is_empty());
+    }
+
+    /// The images of the chain. The filters of the device are those of the first one.
+    pub(super) fn into_layers(mut self) -> Vec<Layer> {
+        let own = std::mem::take(&mut self.layers[0].filters);
+        self.layers[0].filters = self.filters.onto(own);
         self.layers
     }
 

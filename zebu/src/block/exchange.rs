@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer, WriteMode};
+use super::filtered::Filters;
 use super::open::MAX_CHAIN;
 use super::read::{Chain, over};
 use crate::drivers::{Clear, Preallocation};
@@ -47,17 +48,24 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if `overlay` is not such a device, or has another size. Those of
-    /// [`Device::flush`] and of [`Device::close`] for the old top image. The chain is the old one then,
-    /// and can be written unless a flush has failed.
+    /// [`Error::Refused`] if `overlay` is not such a device, has another size or filters of its own, or if
+    /// a filter of this device cannot be over it. Those of [`Device::flush`] and of [`Device::close`] for
+    /// the old top image. The chain is the old one then, and can be written unless a flush has failed.
     pub async fn put_on_top(&mut self, queue: &Queue, overlay: Device) -> Result<()> {
         let refuse = |why: &str| Err(Error::Refused(why.into()));
         if !self.is_writable() || !overlay.is_writable() {
             return Err(Error::os(libc::EPERM));
         }
-        if overlay.layers.len() != 1 || overlay.is_filtered() || overlay.top().backing().is_none() {
+        if overlay.layers.len() != 1 || overlay.top().backing().is_none() {
             return refuse("What is put on top must be one image that names a backing file");
         }
+        if overlay.has_filters {
+            return refuse(
+                "What is put on top must have no filters: those of the disk stay over it",
+            );
+        }
+        let none = Filters::default();
+        self.filters.check_over(overlay.top().format(), &none)?;
         if overlay.size() != self.size() {
             return refuse("What is put on top must have the size of the disk");
         }
@@ -67,36 +75,46 @@ impl Device {
         overlay.flush(queue).await?;
         self.flush(queue).await?;
         self.layers.splice(0..0, overlay.layers);
+        self.find_filters();
         let Err(error) = self.rest(queue, 1).await else {
             return Ok(());
         };
         self.layers.remove(0);
+        self.find_filters();
         // If it cannot be written any more, each write says so.
         let _ = self.wake(queue, 0).await;
         Err(error)
     }
 
     /// Takes the top image away, whose content the image below has by now: that one is written from now
-    /// on. The result is a device of the old top image alone, to be closed or dropped.
+    /// on. Filters of the device stay over it. The result is a device of the old top image alone, to be
+    /// closed or dropped.
     ///
     /// Whatever was durable in the old top image is durable in the image below on return.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the image below was not open for writing when another one was put on it, or
-    /// has another size. [`Error::Locked`] if another program uses it. [`Error::Io`] if it cannot be
+    /// [`Error::Refused`] if the image below was not open for writing when another one was put on it, has
+    /// another size, or is one over which a filter of the device cannot be. [`Error::Locked`] if another program uses it. [`Error::Io`] if it cannot be
     /// read or flushed. The chain is the old one then.
     pub async fn take_off_top(&mut self, queue: &Queue) -> Result<Device> {
-        self.wake_below(queue).await?;
-        if self.layers[1].size() != self.size() {
-            return Err(Error::Refused(
+        let below = self.below_for_writing()?;
+        self.filters.check_over(below.format(), &below.filters)?;
+        let has_size = |device: &Device| match device.layers[1].size() == device.size() {
+            true => Ok(()),
+            false => Err(Error::Refused(
                 "The image below has another size than the disk".into(),
-            ));
-        }
+            )),
+        };
+        // Before it is locked for writing, and once more: it may be read again.
+        has_size(self)?;
+        self.wake(queue, 1).await?;
+        has_size(self)?;
         let (below, rest) = self.layers[1..].split_first().expect("it is there");
         let behind = Chain::below(rest);
         below.image.flush(over(queue, &behind)).await?;
         let top = self.layers.remove(0);
+        self.find_filters();
         Ok(Device::new(vec![top], self.inspect))
     }
 
@@ -110,7 +128,8 @@ impl Device {
     /// As of [`Device::take_off_top`], and those of [`Device::write`] and of [`Device::resize`] for the
     /// image below. The chain is as before, and shows the same; the call may be repeated.
     pub async fn commit_top(&mut self, queue: &Queue) -> Result<()> {
-        self.wake_below(queue).await?;
+        self.below_for_writing()?;
+        self.wake(queue, 1).await?;
         let size = self.size();
         let (below, rest) = self.layers[1..].split_first_mut().expect("it is there");
         let behind = Chain::below(rest);
@@ -146,7 +165,7 @@ impl Device {
         // SAFETY: the buffer lives until read and write, awaited here, have ended.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
-        self.read(queue, range.start, &iov).await?;
+        self.read_image(queue, range.start, &iov).await?;
         let _stay = image.enter();
         match image.in_place(range.start, length as u64) {
             Some((storage, host)) => {
@@ -166,8 +185,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::set_backing`]. [`Error::Refused`] if the chain would be too long or has filters, or if the
-    /// image can tell that it was made for another content. Those of [`Device::close`] for a `below` that
+    /// Those of [`Device::set_backing`]. [`Error::Refused`] if the chain would be too long, if a filter over
+    /// `below` writes (`copy-on-read`), or if the image can tell that it was made for another content. Those of [`Device::close`] for a `below` that
     /// is open for writing. The chain is the old one then.
     pub async fn replace_below(
         &mut self,
@@ -186,17 +205,22 @@ impl Device {
             if below.layers.len() >= MAX_CHAIN {
                 return Err(Error::Refused("The backing chain is too long".into()));
             }
-            if below.is_filtered() {
-                let why = "Filters are over the top image only";
+            if below.filters.need_writing() {
+                let why = "A filter over the backing chain writes to it: it must not be written";
                 return Err(Error::Refused(why.into()));
             }
             self.top().image.check_backing(&*below.top().image)?;
             below.flush(queue).await?;
+            if below.is_writable() {
+                below.close_filters(queue).await?;
+            }
             below.rest(queue, 0).await?;
         }
         self.set_backing(queue, name, format).await?;
         let old = self.layers.split_off(1);
-        self.layers.extend(below.into_iter().flat_map(|b| b.layers));
+        self.layers
+            .extend(below.into_iter().flat_map(Device::into_layers));
+        self.find_filters();
         Ok((!old.is_empty()).then(|| Device::new(old, self.inspect)))
     }
 
@@ -219,18 +243,17 @@ impl Device {
         let old = std::mem::replace(&mut self.layers, other.layers);
         let mut old = Device::new(old, self.inspect);
         old.filters = std::mem::replace(&mut self.filters, other.filters);
+        old.find_filters();
+        self.find_filters();
         Ok(old)
     }
 
-    /// Wakes the image below the top one.
-    async fn wake_below(&mut self, queue: &Queue) -> Result<()> {
+    /// The image below the top one, which was open for writing.
+    fn below_for_writing(&self) -> Result<&Layer> {
         let below = self.layers.get(1);
-        if !below.is_some_and(|below| below.write.is_some() || below.resting.is_some()) {
-            return Err(Error::Refused(
-                "The image below was not opened for writing".into(),
-            ));
-        }
-        self.wake(queue, 1).await
+        below
+            .filter(|below| below.write.is_some() || below.resting.is_some())
+            .ok_or_else(|| Error::Refused("The image below was not opened for writing".into()))
     }
 
     /// Ends the writing of an image of the chain. If the future is dropped, it may be written still.

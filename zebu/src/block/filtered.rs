@@ -1,21 +1,30 @@
-//! Filters over the top image: requests of the device pass through them.
+//! Filters over images: requests of the device pass through those over its top image, and what is read of
+//! an image below through those over that one.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::device::Device;
-use super::{FileDriver, FilterSpec, ImageSpec, Objects, Zeroing};
-use crate::Result;
-use crate::drivers::{Below, BoxFuture, Changing, Clear, Mapping};
-use crate::filters::{CopyOnRead, Filter, Over};
-use crate::storage::{Iov, Queue};
+use super::device::{Device, Layer};
+use super::read::Chain;
+use super::{BackingSpec, FileDriver, FileSpec, FilterSpec, ImageSpec, Objects, Zeroing};
+use crate::drivers::{Below, BoxFuture, Changing, Clear, Format, Mapping};
+use crate::filters::{CopyOnRead, Filter, Over, Under};
+use crate::storage::{Event, Iov, Queue};
+use crate::{Error, Result, printable};
 
-/// The filters of a device, the uppermost first.
+/// Filters over an image, the uppermost first.
 #[derive(Debug, Default)]
 pub(super) struct Filters {
-    nodes: Box<[Arc<dyn Filter>]>,
+    nodes: Vec<Node>,
     /// The description by which they and the image were opened.
     spec: Option<Box<ImageSpec>>,
+}
+
+#[derive(Debug)]
+struct Node {
+    /// QEMU's name of the driver.
+    name: &'static str,
+    filter: Arc<dyn Filter>,
 }
 
 /// What filters lie on, as they are described.
@@ -62,23 +71,25 @@ impl Peeled {
         (Some(Peeled { specs, spec }), image)
     }
 
-    /// Makes the filters over the image of a device, which is open.
-    pub fn over(self, device: &mut Device, objects: &Objects) -> Result<()> {
-        let write = device.is_writable();
-        let mut nodes = Vec::new();
-        let driver = device.top().format().driver();
-        let (mut below, mut can_compress) = (driver.name, driver.can_compress);
+    /// Makes the filters over an image of this format, which is open, perhaps for writing.
+    pub fn over(self, format: Format, objects: &Objects, write: bool) -> Result<Filters> {
+        let mut filters = Filters::default();
         for spec in self.specs.iter().rev() {
-            nodes.push(spec.filter(objects, write, below, can_compress)?);
-            below = spec.name();
-            can_compress &= below != "compress";
+            let filter = spec.filter(objects, write, filters.top(format))?;
+            let name = spec.name();
+            filters.nodes.insert(0, Node { name, filter });
         }
-        nodes.reverse();
-        device.filters = Filters {
-            nodes: nodes.into(),
-            spec: Some(self.spec),
-        };
-        Ok(())
+        filters.spec = Some(self.spec);
+        Ok(filters)
+    }
+}
+
+/// What a filter lies on directly, if these are the others over an image of a format.
+fn under(nodes: &[Node], format: Format) -> Under<'static> {
+    let driver = format.driver();
+    Under {
+        name: nodes.first().map_or(driver.name, |node| node.name),
+        can_compress: driver.can_compress && nodes.iter().all(|n| n.filter.passes_compressed()),
     }
 }
 
@@ -89,19 +100,60 @@ impl Filters {
         self.nodes.is_empty()
     }
 
+    /// What is uppermost over an image of this format.
+    fn top(&self, format: Format) -> Under<'static> {
+        under(&self.nodes, format)
+    }
+
     /// Adds a filter below all others.
     pub fn copy_on_read(&mut self) {
-        let filter: Arc<dyn Filter> = Arc::new(CopyOnRead::default());
-        let nodes = std::mem::take(&mut self.nodes);
-        self.nodes = nodes.into_iter().chain([filter]).collect();
+        self.nodes.push(Node {
+            name: "copy-on-read",
+            filter: Arc::new(CopyOnRead::default()),
+        });
+    }
+
+    /// Whether one of them is of use only over an image that is written.
+    pub fn need_writing(&self) -> bool {
+        self.nodes.iter().any(|node| node.filter.needs_writing())
+    }
+
+    /// Refuses another image below these filters, of this format and with filters of its own, over which
+    /// one of them cannot be.
+    pub fn check_over(&self, format: Format, own: &Filters) -> Result<()> {
+        let mut below = own.top(format);
+        for node in self.nodes.iter().rev() {
+            let refused = |e: String| Error::Refused(printable(e.as_bytes()));
+            node.filter.may_be_over(below).map_err(refused)?;
+            below.name = node.name;
+            below.can_compress &= node.filter.passes_compressed();
+        }
+        Ok(())
+    }
+
+    /// These over others.
+    pub fn onto(mut self, lower: Filters) -> Filters {
+        self.nodes.extend(lower.nodes);
+        self.spec = self.spec.or(lower.spec);
+        self
+    }
+
+    /// The description by which they and the image below were opened.
+    pub fn spec(&self) -> Option<&ImageSpec> {
+        self.spec.as_deref()
     }
 }
 
 impl Device {
+    /// Whether requests pass through filters, over the top image or over one below it.
+    pub(crate) fn has_filters(&self) -> bool {
+        self.has_filters
+    }
+
     /// The description by which the device was opened: that of its filters, if it has some, else that
     /// of its top image.
     pub fn spec(&self) -> &ImageSpec {
-        self.filters.spec.as_deref().unwrap_or(&self.top().spec)
+        self.filters.spec().unwrap_or(self.top().whole_spec())
     }
 
     /// Whether its description has filters over the top image.
@@ -112,75 +164,128 @@ impl Device {
     /// Where requests of a device with filters go.
     pub(super) fn filtered(&self) -> Rest<'_> {
         Rest {
-            device: self,
+            device: Some(self),
+            chain: self.chain(),
             passed: 0,
         }
     }
 
-    /// Ends the use of the filters. The first error is the result.
+    /// Ends the use of the filters over the top image. The first error is the result.
     pub(super) async fn close_filters(&self, queue: &Queue) -> Result<()> {
         let mut result = Ok(());
-        for passed in 0..self.filters.nodes.len() {
-            let rest = Rest {
-                device: self,
-                passed,
+        let mut rest = self.filtered();
+        while let Some(filter) = rest.next() {
+            rest.passed += 1;
+            let over = Over {
+                queue,
+                below: &rest,
             };
-            let closing =
-                rest.pass(async |filter, below| filter.close(Over { queue, below }).await);
-            if let Some(closing) = closing {
-                result = result.and(closing.await);
-            }
+            result = result.and(filter.close(over).await);
         }
         result
     }
 }
 
-/// The nodes of a device below the filters that a request has passed.
+impl Layer {
+    /// The description by which the image and the filters over it were opened. Those over a device's top
+    /// image are the device's: see [`Device::spec`].
+    pub fn whole_spec(&self) -> &ImageSpec {
+        self.filters.spec().unwrap_or(&self.spec)
+    }
+
+    /// The description of the image over another backing file, with the filters over it.
+    pub fn whole_spec_over(&self, backing: BackingSpec) -> ImageSpec {
+        let mut image = self.spec.clone();
+        image.backing = backing;
+        let Some(mut whole) = self.filters.spec().cloned() else {
+            return image;
+        };
+        put_below(&mut whole.file, image);
+        whole
+    }
+}
+
+/// Replaces the image below filters.
+fn put_below(file: &mut FileSpec, image: ImageSpec) {
+    match &mut file.driver {
+        FileDriver::Filter(filter) => put_below(&mut filter.file, image),
+        driver => *driver = FileDriver::Image(Box::new(image)),
+    }
+}
+
+/// The nodes below the filters that a request has passed.
 pub(super) struct Rest<'a> {
-    device: &'a Device,
+    /// None: it reads images of a backing chain.
+    device: Option<&'a Device>,
+    chain: Chain<'a>,
     passed: usize,
 }
 
-impl<'d> Rest<'d> {
+impl<'a> Rest<'a> {
+    /// Images below others, with the filters over the first one.
+    pub fn below(chain: Chain<'a>) -> Self {
+        Rest {
+            device: None,
+            chain,
+            passed: 0,
+        }
+    }
+
+    /// The filter that is next.
+    fn next(&self) -> Option<&'a dyn Filter> {
+        let of_device = self.device.map_or(&[][..], |device| &device.filters.nodes);
+        let mut nodes = of_device.iter().chain(&self.chain.first().filters.nodes);
+        nodes.nth(self.passed).map(|node| &*node.filter)
+    }
+
     /// What the next filter makes of a request; None: there is none, and the image has it.
-    fn pass<'a>(
-        &'a self,
-        request: impl AsyncFnOnce(&dyn Filter, &dyn Below) -> Result<()> + 'a,
-    ) -> Option<impl Future<Output = Result<()>> + 'a> {
-        let filter = self.device.filters.nodes.get(self.passed)?;
+    fn pass<'b>(
+        &'b self,
+        request: impl AsyncFnOnce(&dyn Filter, &dyn Below) -> Result<()> + 'b,
+    ) -> Option<impl Future<Output = Result<()>> + 'b> {
+        let filter = self.next()?;
         let below = Rest {
-            device: self.device,
             passed: self.passed + 1,
+            ..*self
         };
-        Some(async move { request(&**filter, &below).await })
+        Some(async move { request(filter, &below).await })
+    }
+
+    /// The device, for a change of its top image.
+    fn changed(&self) -> Result<&'a Device> {
+        self.device.ok_or_else(|| Error::os(libc::EPERM))
     }
 }
 
 impl Below for Rest<'_> {
     fn size(&self) -> u64 {
-        self.device.size()
+        self.device.map_or(self.chain.size(), Device::size)
     }
 
     fn read<'a>(&'a self, queue: &'a Queue, offset: u64, iov: &'a Iov) -> Changing<'a> {
         let pass = async move |filter: &dyn Filter, below: &dyn Below| {
             filter.read(Over { queue, below }, offset, iov).await
         };
-        match self.pass(pass) {
-            Some(passing) => Box::pin(passing),
-            None => Box::pin(self.device.read_image(queue, offset, iov)),
+        match (self.pass(pass), self.device) {
+            (Some(passing), _) => Box::pin(passing),
+            (None, Some(device)) => Box::pin(device.read_image(queue, offset, iov)),
+            (None, None) => Box::pin(self.chain.read_image(queue, offset, iov)),
         }
     }
 
     fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(self.device.is_zero(queue, range))
+        Box::pin(async move {
+            let _stay = self.device.map(Device::enter);
+            self.chain.is_zero(queue, range).await
+        })
     }
 
     fn cluster_size(&self) -> Option<u64> {
-        self.device.top().cluster_size()
+        self.chain.first().cluster_size()
     }
 
     fn unit(&self) -> u64 {
-        self.device.top().image.zero_unit()
+        self.chain.first().image.zero_unit()
     }
 
     fn is_own<'a>(
@@ -190,9 +295,8 @@ impl Below for Rest<'_> {
     ) -> BoxFuture<'a, Result<(bool, u64)>> {
         Box::pin(async move {
             let length = range.end - range.start;
-            let _stay = self.device.enter();
-            let chain = self.device.chain();
-            let (depth, extent) = chain.resolve(queue, range.start, length).await?;
+            let _stay = self.device.map(Device::enter);
+            let (depth, extent) = self.chain.resolve(queue, range.start, length).await?;
             let is_unallocated = matches!(extent.mapping, Mapping::Unallocated { .. });
             Ok((depth == 0 && !is_unallocated, extent.length))
         })
@@ -204,7 +308,7 @@ impl Below for Rest<'_> {
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
-            None => Box::pin(self.device.write_image(queue, offset, iov)),
+            None => Box::pin(async move { self.changed()?.write_image(queue, offset, iov).await }),
         }
     }
 
@@ -215,7 +319,10 @@ impl Below for Rest<'_> {
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
-            None => Box::pin(self.device.write_image_compressed(queue, offset, iov)),
+            None => Box::pin(async move {
+                let device = self.changed()?;
+                device.write_image_compressed(queue, offset, iov).await
+            }),
         }
     }
 
@@ -231,7 +338,10 @@ impl Below for Rest<'_> {
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
-            None => Box::pin(self.device.write_image_packed(queue, clusters, data)),
+            None => Box::pin(async move {
+                let device = self.changed()?;
+                device.write_image_packed(queue, clusters, data).await
+            }),
         }
     }
 
@@ -240,12 +350,15 @@ impl Below for Rest<'_> {
         let pass = async move |filter: &dyn Filter, below: &dyn Below| {
             filter.clear(Over { queue, below }, range, how).await
         };
-        match (self.pass(pass), how) {
-            (Some(passing), _) => Box::pin(passing),
-            (None, Clear::Quickly) => {
-                Box::pin(self.device.zero_image_quickly(queue, own, Zeroing::Keep))
-            }
-            (None, _) => Box::pin(self.device.clear_image(queue, own, how)),
+        match self.pass(pass) {
+            Some(passing) => Box::pin(passing),
+            None => Box::pin(async move {
+                let device = self.changed()?;
+                match how {
+                    Clear::Quickly => device.zero_image_quickly(queue, own, Zeroing::Keep).await,
+                    _ => device.clear_image(queue, own, how).await,
+                }
+            }),
         }
     }
 
@@ -255,7 +368,73 @@ impl Below for Rest<'_> {
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
-            None => Box::pin(self.device.flush_image(queue)),
+            None => Box::pin(async move { self.changed()?.flush_image(queue).await }),
         }
+    }
+}
+
+impl Chain<'_> {
+    /// Reads below the filters of the first image. What is below another one with filters is asked of
+    /// these.
+    pub(super) async fn read_image(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        match self.cut_at_filters() {
+            None => self.read_by_plan(queue, offset, iov).await,
+            Some((upper, lower)) => upper.read_over(lower, queue, offset, iov).await,
+        }
+    }
+
+    /// Reads these images, and what they leave to those below, which have filters.
+    pub(super) async fn read_over(
+        self,
+        lower: Chain<'_>,
+        queue: &Queue,
+        offset: u64,
+        iov: &Iov,
+    ) -> Result<()> {
+        let (upper, lower) = (self, Rest::below(lower));
+        let mut at = 0;
+        while at < iov.len() {
+            let (is_lower, length) = upper
+                .leaves(lower.size(), queue, offset + at as u64, iov.len() - at)
+                .await?;
+            let part = iov.slice(at, length);
+            match is_lower {
+                true => {
+                    upper.event(Event::ReadBackingAio);
+                    lower.read(queue, offset + at as u64, &part).await?;
+                }
+                false => upper.read_by_plan(queue, offset + at as u64, &part).await?,
+            }
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Whether the start of a range is left to what is below these images, of which `below` bytes show,
+    /// and for how much of it that holds.
+    async fn leaves(
+        self,
+        below: u64,
+        queue: &Queue,
+        offset: u64,
+        length: usize,
+    ) -> Result<(bool, usize)> {
+        let mut at = 0;
+        let mut first = None;
+        while at < length {
+            let (guest, limit) = (offset + at as u64, (length - at) as u64);
+            let (depth, extent) = self.resolve(queue, guest, limit).await?;
+            let is_unallocated = matches!(extent.mapping, Mapping::Unallocated { .. });
+            let is_left = is_unallocated && self.is_last(depth) && guest < below;
+            if *first.get_or_insert(is_left) != is_left {
+                break;
+            }
+            let mut part = extent.length;
+            if is_left {
+                part = part.min(below - guest);
+            }
+            at += part as usize;
+        }
+        Ok((first.unwrap_or(false), at))
     }
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer};
+use super::filtered::Rest;
 use crate::Result;
 use crate::codec;
 use crate::drivers::{Below, BoxFuture, CompressedData, Context, Extent, Mapping, Stay, StorageId};
@@ -76,17 +77,20 @@ impl Device {
     /// [`Io`](crate::Error::Io) of a file.
     pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         self.check_range(offset, iov.len() as u64)?;
-        if !self.filters.is_empty() && !iov.is_empty() {
+        if self.has_filters && !iov.is_empty() {
             return self.filtered().read(queue, offset, iov).await;
         }
-        self.read_image(queue, offset, iov).await
-    }
-
-    /// [`Device::read`] below all filters.
-    #[inline]
-    pub(super) async fn read_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let _stay = self.enter();
         self.read_mapped(queue, offset, iov).await
+    }
+
+    /// [`Device::read`] below the filters over the top image.
+    pub(super) async fn read_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let _stay = self.enter();
+        match self.chain().cut_at_filters() {
+            None => self.read_mapped(queue, offset, iov).await,
+            Some((upper, lower)) => upper.read_over(lower, queue, offset, iov).await,
+        }
     }
 
     /// [`Device::read`] that may also reach past the end of the disk, where VM state is. The caller
@@ -190,7 +194,40 @@ impl<'a> Chain<'a> {
         }
     }
 
-    async fn read_by_plan(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+    /// The first image.
+    pub(super) fn first(self) -> &'a Layer {
+        &self.layers[0]
+    }
+
+    /// Whether the image of this depth is the last one.
+    pub(super) fn is_last(self, depth: usize) -> bool {
+        depth + 1 == self.layers.len()
+    }
+
+    /// Those above the next image that has filters, and the others, of which only what the disk shows
+    /// counts. None: no image below the first one has some.
+    pub(super) fn cut_at_filters(self) -> Option<(Chain<'a>, Chain<'a>)> {
+        let below = self.layers.get(1..)?;
+        let at = 1 + below.iter().position(|layer| !layer.filters.is_empty())?;
+        let sizes = self.layers[1..=at].iter().map(Layer::size);
+        let size = sizes.fold(self.size, u64::min);
+        let (upper, layers) = self.layers.split_at(at);
+        let upper = Chain {
+            layers: upper,
+            size: self.size,
+        };
+        Some((upper, Chain { layers, size }))
+    }
+
+    /// Reports an event to the files of all images.
+    pub(super) fn event(self, event: storage::Event) {
+        for layer in self.layers {
+            layer.event(event);
+        }
+    }
+
+    /// Reads without a regard to filters.
+    pub(super) async fn read_by_plan(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let plan = self.plan(queue, offset, iov).await?;
         self.carry_out(queue, plan, iov).await
     }
@@ -303,7 +340,13 @@ impl Below for Chain<'_> {
         offset: u64,
         iov: &'a Iov,
     ) -> BoxFuture<'a, Result<()>> {
-        Box::pin(self.read_by_plan(queue, offset, iov))
+        match self.layers.iter().all(|layer| layer.filters.is_empty()) {
+            true => Box::pin(self.read_by_plan(queue, offset, iov)),
+            false => Box::pin(async move {
+                let filtered = Rest::below(*self);
+                filtered.read(queue, offset, iov).await
+            }),
+        }
     }
 
     fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {

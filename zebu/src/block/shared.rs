@@ -2,7 +2,8 @@
 
 use std::future::poll_fn;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::{Poll, Waker};
 
 use super::{BitmapInfo, Device, Preallocation};
@@ -36,7 +37,36 @@ use crate::{Error, Result, lock};
 /// # Ok::<(), zebu::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct SharedDevice(Arc<Mutex<State>>);
+pub struct SharedDevice(Arc<Shared>);
+
+/// Places in which threads find the device. Threads that share one only wait for each other for an
+/// instant.
+const PLACES: usize = 16;
+
+#[derive(Debug)]
+struct Shared {
+    /// Each is for some threads, so that requests of different threads change no memory together. Empty
+    /// while a change is made or waits.
+    places: [Shard; PLACES],
+    core: Arc<Core>,
+}
+
+/// One place, in a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(RwLock<Option<Arc<Slot>>>);
+
+/// The device for the requests of one place. Its drop, with the last of them, lets a change go on.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Slot {
+    /// None only in `drop`.
+    device: Option<Arc<Device>>,
+    core: Arc<Core>,
+}
+
+#[derive(Debug)]
+struct Core(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -48,7 +78,7 @@ struct State {
 
 #[derive(Debug)]
 enum Place {
-    /// In use by as many requests as there are further references.
+    /// In use by the slots that have further references.
     Here(Arc<Device>),
     /// Taken by the change that is being made.
     Changing,
@@ -57,11 +87,7 @@ enum Place {
 
 /// The right to use a [`SharedDevice`]: no change of the whole device begins while it exists.
 #[derive(Debug)]
-pub struct InUse {
-    /// None only in `drop`.
-    device: Option<Arc<Device>>,
-    shared: SharedDevice,
-}
+pub struct InUse(Arc<Slot>);
 
 /// The device of the change that is being made. It is given back on drop.
 struct Exclusive<'a> {
@@ -72,14 +98,25 @@ struct Exclusive<'a> {
 /// A change that waits.
 struct Waiting<'a>(&'a SharedDevice);
 
+thread_local! {
+    /// The place of the thread.
+    static OWN: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % PLACES
+    };
+}
+
 impl SharedDevice {
     /// Shares a device.
     pub fn new(device: Device) -> Self {
-        SharedDevice(Arc::new(Mutex::new(State {
-            device: Place::Here(Arc::new(device)),
-            changes: 0,
-            waiting: Vec::new(),
-        })))
+        SharedDevice(Arc::new(Shared {
+            places: Default::default(),
+            core: Arc::new(Core(Mutex::new(State {
+                device: Place::Here(Arc::new(device)),
+                changes: 0,
+                waiting: Vec::new(),
+            }))),
+        }))
     }
 
     /// The device, for requests: keep the guard until they have ended, and no longer. Waits for
@@ -91,17 +128,27 @@ impl SharedDevice {
     /// # Errors
     /// [`Error::Refused`] after [`SharedDevice::close`].
     pub async fn enter(&self) -> Result<InUse> {
+        // Without thread-local data its end has come: any place will do.
+        let place = &self.0.places[OWN.try_with(|own| *own).unwrap_or_default()];
+        if let Some(slot) = &*place.0.read().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(InUse(slot.clone()));
+        }
         poll_fn(|context| {
-            let mut state = lock(&self.0);
+            let mut state = lock(&self.0.core.0);
             let device = match &state.device {
                 Place::Closed => return Poll::Ready(Err(closed())),
                 Place::Here(device) if state.changes == 0 => device.clone(),
                 _ => return state.wait(context.waker()),
             };
-            Poll::Ready(Ok(InUse {
-                device: Some(device),
-                shared: self.clone(),
-            }))
+            // A change that comes takes it out again: it holds the lock of the state, too.
+            let mut place = place.0.write().unwrap_or_else(PoisonError::into_inner);
+            let slot = place.get_or_insert_with(|| {
+                Arc::new(Slot {
+                    device: Some(device),
+                    core: self.0.core.clone(),
+                })
+            });
+            Poll::Ready(Ok(InUse(slot.clone())))
         })
         .await
     }
@@ -284,10 +331,22 @@ impl SharedDevice {
 
     /// Waits until the device is not in use, and takes it.
     async fn exclusive(&self) -> Result<Exclusive<'_>> {
-        lock(&self.0).changes += 1;
+        let slots = {
+            let mut state = lock(&self.0.core.0);
+            state.changes += 1;
+            let places = self.0.places.iter();
+            places
+                .map(|place| {
+                    let mut place = place.0.write().unwrap_or_else(PoisonError::into_inner);
+                    place.take()
+                })
+                .collect::<Vec<_>>()
+        };
         let _waiting = Waiting(self);
+        // Their drop takes the lock of the state.
+        drop(slots);
         poll_fn(|context| {
-            let mut state = lock(&self.0);
+            let mut state = lock(&self.0.core.0);
             match std::mem::replace(&mut state.device, Place::Changing) {
                 Place::Closed => {
                     state.device = Place::Closed;
@@ -308,7 +367,9 @@ impl SharedDevice {
         })
         .await
     }
+}
 
+impl Core {
     /// Changes the state, and wakes all waiting tasks.
     fn update(&self, change: impl FnOnce(&mut State)) {
         let waiting = {
@@ -341,29 +402,32 @@ impl Drop for Exclusive<'_> {
             Some(device) => Place::Here(Arc::new(device)),
             None => Place::Closed,
         };
-        self.shared.update(|state| state.device = place);
+        let core = &self.shared.0.core;
+        core.update(|state| state.device = place);
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.update(|state| state.changes -= 1);
+        let core = &self.0.0.core;
+        core.update(|state| state.changes -= 1);
     }
 }
 
 impl Deref for InUse {
     type Target = Device;
 
+    #[inline]
     fn deref(&self) -> &Device {
-        self.device.as_ref().expect("there until it is dropped")
+        self.0.device.as_ref().expect("there until it is dropped")
     }
 }
 
-impl Drop for InUse {
+impl Drop for Slot {
     fn drop(&mut self) {
         // Under the lock, so that a woken task finds the reference gone.
         let device = self.device.take();
-        self.shared.update(|_| drop(device));
+        self.core.update(|_| drop(device));
     }
 }
 

@@ -79,13 +79,13 @@ impl Device {
                 return Box::pin(self.zero_range(queue, offset, length, zeroing)).await;
             }
         }
-        if !self.filters.is_empty() {
+        if self.has_filters {
             return self.filtered().write(queue, offset, iov).await;
         }
         self.write_image(queue, offset, iov).await
     }
 
-    /// [`Device::write`] below all filters.
+    /// [`Device::write`] below the filters over the top image.
     #[inline]
     pub(super) async fn write_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let (image, length) = (&self.top().image, iov.len() as u64);
@@ -112,13 +112,13 @@ impl Device {
             return Ok(());
         }
         self.top_for_writing(0, 0)?;
-        match self.filters.is_empty() {
-            true => self.flush_image(queue).await,
-            false => self.filtered().flush(queue).await,
+        match self.has_filters {
+            false => self.flush_image(queue).await,
+            true => self.filtered().flush(queue).await,
         }
     }
 
-    /// [`Device::flush`] below all filters.
+    /// [`Device::flush`] below the filters over the top image.
     pub(super) async fn flush_image(&self, queue: &Queue) -> Result<()> {
         let below = self.below();
         self.top().image.flush(over(queue, &below)).await

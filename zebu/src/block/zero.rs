@@ -52,14 +52,14 @@ impl Device {
 
     /// Takes the content of a range away.
     async fn clear(&self, queue: &Queue, range: Range<u64>, how: Clear) -> Result<()> {
-        match self.filters.is_empty() {
+        match self.has_filters {
             _ if range.is_empty() => Ok(()),
-            true => self.clear_image(queue, range, how).await,
-            false => self.filtered().clear(queue, range, how).await,
+            false => self.clear_image(queue, range, how).await,
+            true => self.filtered().clear(queue, range, how).await,
         }
     }
 
-    /// The same below all filters.
+    /// The same below the filters over the top image.
     pub(super) async fn clear_image(
         &self,
         queue: &Queue,
@@ -86,13 +86,13 @@ impl Device {
         self.top_for_writing(offset, length)?;
         let range = offset..offset + length;
         let _hooked = self.hooked(queue, range.clone()).await?;
-        if !self.filters.is_empty() && length > 0 {
+        if self.has_filters && length > 0 {
             return self.filtered().clear(queue, range, Clear::Quickly).await;
         }
         self.zero_image_quickly(queue, range, zeroing).await
     }
 
-    /// [`Device::write_zeroes_quickly`] below all filters.
+    /// [`Device::write_zeroes_quickly`] below the filters over the top image.
     pub(super) async fn zero_image_quickly(
         &self,
         queue: &Queue,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Filter, FilterDriver, Over};
+use super::{Filter, FilterDriver, Over, Under};
 use crate::Result;
 use crate::drivers::{Changing, Clear, Ranges};
 use crate::storage::{Buffer, Iov, OwnedBuffer, Step};
@@ -12,13 +12,7 @@ pub(super) const DRIVER: FilterDriver = FilterDriver {
     name: "compress",
     options: &[],
     shown: &[],
-    open: |open| match open.can_compress {
-        true => Ok(Arc::new(Compress::default())),
-        false => Err(format!(
-            "Compression is not supported for underlying format: {}",
-            open.below
-        )),
-    },
+    open: |_| Ok(Arc::new(Compress::default())),
 };
 
 /// Clusters of which a part is written are held, so that what another request writes or clears there
@@ -91,6 +85,20 @@ fn clusters(over: Over<'_>, range: &Range<u64>) -> Range<u64> {
 }
 
 impl Filter for Compress {
+    fn may_be_over(&self, below: Under<'_>) -> Result<(), String> {
+        match below.can_compress {
+            true => Ok(()),
+            false => Err(format!(
+                "Compression is not supported for underlying format: {}",
+                below.name
+            )),
+        }
+    }
+
+    fn passes_compressed(&self) -> bool {
+        false
+    }
+
     fn write_compressed<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         Box::pin(async move {
             let range = offset..offset + iov.len() as u64;

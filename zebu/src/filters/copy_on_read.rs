@@ -101,6 +101,10 @@ impl CopyOnRead {
 }
 
 impl Filter for CopyOnRead {
+    fn needs_writing(&self) -> bool {
+        true
+    }
+
     fn read<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         Box::pin(async move {
             self.copy(over, offset..offset + iov.len() as u64).await?;

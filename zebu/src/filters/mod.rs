@@ -62,9 +62,14 @@ pub(crate) struct OpenFilter<'a> {
     pub groups: &'a ThrottleGroups,
     /// Whether the node is open for writing.
     pub write: bool,
-    /// QEMU's name of the driver below.
-    pub below: &'a str,
-    /// Whether what is below can have compressed clusters.
+}
+
+/// What a filter over an image lies on: the image, or another filter.
+#[derive(Clone, Copy)]
+pub(crate) struct Under<'a> {
+    /// QEMU's name of its driver.
+    pub name: &'a str,
+    /// Whether it can have compressed clusters.
     pub can_compress: bool,
 }
 
@@ -86,6 +91,21 @@ pub(crate) struct Over<'a> {
 /// no lock is held while a filter waits, and what other requests wait for is a guard that ends with
 /// the future.
 pub(crate) trait Filter: Debug + Send + Sync {
+    /// Whether it can be over this, which an exchange of images below it asks, too.
+    fn may_be_over(&self, _below: Under<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether what a filter over it writes compressed passes.
+    fn passes_compressed(&self) -> bool {
+        true
+    }
+
+    /// Whether it is of use only over an image that is written.
+    fn needs_writing(&self) -> bool {
+        false
+    }
+
     /// The length of a file, of that below it.
     fn length(&self, below: u64) -> u64 {
         below

@@ -72,6 +72,10 @@ impl Preallocate {
 }
 
 impl Filter for Preallocate {
+    fn passes_compressed(&self) -> bool {
+        false
+    }
+
     fn length(&self, below: u64) -> u64 {
         self.end.get().map_or(below, |end| end.load(Ordering::SeqCst))
     }

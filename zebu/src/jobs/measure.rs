@@ -131,6 +131,10 @@ async fn measure_copy(
         false => data_bytes(queue, device, target, reporter).await?,
     };
     let mut measured = measure_qcow2(device.size(), target, data)?;
+    if device.is_filtered() {
+        // As in QEMU, a filter has no bitmaps.
+        return Ok(measured);
+    }
     if let Some(image) = device.top().as_qcow2()
         && target.version >= 3
         && image.geometry().version() >= 3

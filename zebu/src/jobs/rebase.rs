@@ -236,9 +236,10 @@ fn backing_of(device: &Device) -> Option<ImageSpec> {
     let header = device.top().as_qcow2()?.header();
     let name = OsStr::from_bytes(header.backing_file()?).to_owned();
     let format = header.extensions.backing_format();
-    let format = format.and_then(|f| String::from_utf8_lossy(f).parse().ok());
-    Source::Name(name)
-        .resolve(Some(device.top().spec.file.name()), format)
+    let format = format.map(String::from_utf8_lossy);
+    let source = Source::with_driver(name, format.as_deref()).ok()?;
+    source
+        .resolve(Some(device.top().spec.file.name()), None)
         .ok()
 }
 

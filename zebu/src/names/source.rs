@@ -29,6 +29,22 @@ pub enum Source {
 }
 
 impl Source {
+    /// The image of this name, with the name of its driver as `-f`, `-F` or the header of an image over it
+    /// has it: a format, a kind of file (`file`, which means raw), or a filter over the file
+    /// (`preallocate`). It wins over the `driver` of a `json:` name. None: the format is that of the name,
+    /// or is found by the content.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`](crate::Error::Refused) if there is no such driver.
+    pub fn with_driver(name: impl Into<OsString>, driver: Option<&str>) -> Result<Source> {
+        let name = name.into();
+        Ok(match driver.map(parse::driver_name).transpose()? {
+            None => Source::Name(name),
+            Some(driver) => Source::NameWithOptions(name, format!("driver={driver}").into()),
+        })
+    }
+
     /// The name, if there is one, and the options.
     fn parts(&self) -> (Option<&OsStr>, OptionSet) {
         match self {

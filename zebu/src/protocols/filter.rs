@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::parse::{Naming, child};
 use super::shown::object;
 use super::{Driver, FileDriver, FileSpec, Given, Objects, OpenedFile, Protocol};
-use crate::filters::{self, Filter, FilteredFile, OpenFilter};
+use crate::filters::{self, Filter, FilteredFile, OpenFilter, Under};
 use crate::spelling::OptionSet;
 use crate::{Error, Result, printable};
 
@@ -46,25 +46,24 @@ impl FilterSpec {
         self.driver
     }
 
-    /// Makes the filter. `below` is QEMU's name of the driver below.
+    /// Makes the filter.
     pub(crate) fn filter(
         &self,
         objects: &Objects,
         write: bool,
-        below: &str,
-        can_compress: bool,
+        below: Under<'_>,
     ) -> Result<Arc<dyn Filter>> {
         let open = OpenFilter {
             options: self.options.clone(),
             groups: &objects.throttle_groups,
             write,
-            below,
-            can_compress,
         };
         let refused = |e: String| Error::Refused(printable(e.as_bytes()));
         let found = filters::find(self.driver);
         let found = found.ok_or_else(|| refused(format!("Unknown driver '{}'", self.driver)))?;
-        (found.open)(open).map_err(refused)
+        let filter = (found.open)(open).map_err(refused)?;
+        filter.may_be_over(below).map_err(refused)?;
+        Ok(filter)
     }
 }
 
@@ -90,8 +89,11 @@ impl Protocol for FilterSpec {
     }
 
     fn over(&self, below: OpenedFile, objects: &Objects, write: bool) -> Result<OpenedFile> {
-        let name = self.file.driver.name();
-        let filter = self.filter(objects, write, name, false)?;
+        let under = Under {
+            name: self.file.driver.name(),
+            can_compress: false,
+        };
+        let filter = self.filter(objects, write, under)?;
         let filtered = FilteredFile::new(filter, below.storage());
         Ok(below.over(Arc::new(filtered)))
     }

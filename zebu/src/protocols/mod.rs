@@ -39,6 +39,7 @@ mod store;
 use std::ffi::{OsStr, OsString};
 
 use crate::Result;
+use crate::drivers::is_format;
 use crate::spelling::OptionSet;
 use crate::storage::OpenFile;
 pub use crate::storage::secret::Secret;
@@ -262,6 +263,13 @@ fn find(name: &str, is_beginning: bool) -> Option<(&'static Driver, &'static str
         let found = driver.names.iter().chain(schemes).find(|n| **n == name)?;
         Some((*driver, *found))
     })
+}
+
+/// Whether QEMU has a format of this name, or there is a driver of a file of this name: what a header may
+/// have as the format of a backing file.
+#[doc(hidden)]
+pub fn is_driver(name: &str) -> bool {
+    is_format(name) || find(name, false).is_some()
 }
 
 /// Whether names of files that begin so are of other machines.

@@ -98,12 +98,12 @@ impl ImageSpec {
 }
 
 impl ImageSpec {
-    /// The image that a header names as the backing file of the image in the file `of`. `options` win
-    /// over the header, and describe the image alone if that names none.
+    /// The image that a header names as the backing file of the image in the file `of`, with the name of
+    /// its driver. `options` win over the header, and describe the image alone if that names none.
     pub(crate) fn behind(
         name: Option<&OsStr>,
         of: &OsStr,
-        format: Option<Format>,
+        driver: Option<&str>,
         options: Option<&BackingOptions>,
     ) -> Result<ImageSpec> {
         name.map_or(Ok(()), check_in_image).map_err(refused)?;
@@ -111,11 +111,27 @@ impl ImageSpec {
             name,
             relative_to: Some(of),
         };
-        let (options, depth) = match options {
+        let (mut options, depth) = match options {
             None => (OptionSet::default(), 0),
             Some(given) => (given.options.clone(), given.depth),
         };
-        image(options, format, naming, depth).map_err(refused)
+        if let Some(driver) = driver {
+            let driver = driver_name(driver)?;
+            if options.get("driver").is_none() {
+                options.set("driver".into(), OptionValue::Text(driver.into()));
+            }
+        }
+        image(options, None, naming, depth).map_err(refused)
+    }
+}
+
+/// The driver of this name, as a header names it: a format, or what is not over a format's disk (a filter,
+/// an export). A kind of file is raw.
+pub(crate) fn driver_name(name: &str) -> Result<&'static str> {
+    match (name.parse::<Format>(), find(name, false)) {
+        (Ok(format), _) => Ok(format.name()),
+        (Err(_), Some((_, driver))) => Ok(driver),
+        (Err(error), None) => Err(error),
     }
 }
 

@@ -351,3 +351,203 @@ fn make_over(_: &Queue) -> Device {
     let storage = make(&queue, SIZE - CLUSTER, Some("base"));
     open(&queue, &storage, true)
 }
+
+/// A device that is described by options.
+fn open_as(queue: &Queue, text: &str, options: OpenOptions) -> Result<Device> {
+    Device::open(queue, &Source::Options(text.into()), &options)
+}
+
+#[test]
+fn filters_stay_where_they_were_put() {
+    let (queue, folder) = (queue(), tempfile::tempdir().unwrap());
+    let [base, middle, over, other] =
+        ["base", "middle", "over", "other"].map(|name| folder.path().join(name));
+    create(&queue, &base, None);
+    create(&queue, &middle, Some(&base));
+    create(&queue, &over, Some(&middle));
+    create(&queue, &other, None);
+    let mut device = open_path(&queue, &base, true, true).unwrap();
+    queue.block_on(fill(&device, &queue, 1, 1)).unwrap();
+    queue.block_on(device.close(&queue)).unwrap();
+    let copying = OpenOptions::default()
+        .format(Some(Format::QCOW2))
+        .write(true)
+        .copy_on_read(true);
+    let open = |path: &Path, options: &OpenOptions| {
+        Device::open(&queue, &Source::Name(path.into()), options).unwrap()
+    };
+    device = open(&middle, &copying);
+    // One with a filter of its own is not put below that.
+    let alone = copying.clone().no_backing(true);
+    let refused = device.put_on_top(&queue, open(&over, &alone));
+    let error = queue.block_on(refused).unwrap_err();
+    assert!(error.to_string().contains("filters"), "{error}");
+    let overlay = open_path(&queue, &over, true, true).unwrap();
+    queue.block_on(device.put_on_top(&queue, overlay)).unwrap();
+    let depth = async |device: &Device, cluster: u64| {
+        let status = device.status(&queue, cluster * CLUSTER, CLUSTER);
+        status.await.unwrap().depth
+    };
+    queue.block_on(async {
+        assert_eq!(depth(&device, 1).await, 2);
+        assert_eq!(byte(&device, &queue, 1).await, 1);
+        assert_eq!(depth(&device, 1).await, 0, "the filter is gone");
+        device.commit_top(&queue).await.unwrap();
+        let top = device.take_off_top(&queue).await.unwrap();
+        top.close(&queue).await.unwrap();
+        fill(&device, &queue, 1, 3).await.unwrap();
+        assert_eq!(byte(&device, &queue, 1).await, 3);
+    });
+    // A filter over a chain goes with it, unless it writes.
+    let name = Some(other.as_os_str());
+    let below = open(&other, &alone);
+    let refused = device.replace_below(&queue, Some(below), name, Some("qcow2"));
+    let error = queue.block_on(refused).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    let text = format!(
+        "driver=preallocate,file.driver=qcow2,file.file.filename={}",
+        other.display()
+    );
+    let below = open_as(&queue, &text, OpenOptions::default().write(true)).unwrap();
+    let replaced = device.replace_below(&queue, Some(below), name, Some("qcow2"));
+    drop(queue.block_on(replaced).unwrap());
+    let shown = device.layers()[1].whole_spec().display_name();
+    assert!(shown.to_string_lossy().contains("preallocate"), "{shown:?}");
+    queue.block_on(async {
+        fill(&device, &queue, 2, 2).await.unwrap();
+        device.commit_top(&queue).await.unwrap();
+        let top = device.take_off_top(&queue).await.unwrap();
+        top.close(&queue).await.unwrap();
+        fill(&device, &queue, 4, 4).await.unwrap();
+        for (cluster, is) in [(1, 3), (2, 2), (3, 0), (4, 4)] {
+            assert_eq!(byte(&device, &queue, cluster).await, is, "{cluster}");
+        }
+        device.close(&queue).await.unwrap();
+    });
+}
+
+#[test]
+fn compress_stays_over_what_can_be_compressed() {
+    let (queue, folder) = (queue(), tempfile::tempdir().unwrap());
+    let [base, over] = ["base", "over"].map(|name| folder.path().join(name));
+    std::fs::write(&base, vec![7; SIZE as usize]).unwrap();
+    create(&queue, &over, Some(&base));
+    let text = format!(
+        "driver=compress,file.driver=qcow2,file.file.filename={}",
+        over.display()
+    );
+    let options = OpenOptions::default().write(true).no_backing(true);
+    let mut device = open_as(&queue, &text, options.clone()).unwrap();
+    let raw = Source::Name(base.clone().into());
+    let raw = Device::open(&queue, &raw, &options.format(Some(Format::RAW))).unwrap();
+    queue.block_on(async {
+        let name = Some(base.as_os_str());
+        let replaced = device.replace_below(&queue, Some(raw), name, Some("raw"));
+        assert!(replaced.await.unwrap().is_none());
+        fill(&device, &queue, 1, 1).await.unwrap();
+        device.commit_top(&queue).await.unwrap();
+        let error = device.take_off_top(&queue).await.map(drop).unwrap_err();
+        let text = "Compression is not supported for underlying format: raw";
+        assert_eq!(error.to_string(), text);
+        fill(&device, &queue, 2, 2).await.unwrap();
+        for (cluster, is) in [(1, 1), (2, 2), (3, 7)] {
+            assert_eq!(byte(&device, &queue, cluster).await, is, "{cluster}");
+        }
+        device.close(&queue).await.unwrap();
+    });
+}
+
+#[test]
+fn a_live_bitmap_is_live_again_when_its_image_is_written_again() {
+    let queue = queue();
+    let (base, over) = (make(&queue, SIZE, None), make(&queue, SIZE, Some("base")));
+    let mut device = open(&queue, &base, true);
+    let overlay = open(&queue, &over, true);
+    queue.block_on(async {
+        let added = device.bitmap_add(&queue, "b", Some(CLUSTER), true);
+        added.await.unwrap();
+        fill(&device, &queue, 1, 1).await.unwrap();
+        let live = device.live_bitmap(&queue, "b").await.unwrap();
+        device.put_on_top(&queue, overlay).await.unwrap();
+        fill(&device, &queue, 2, 2).await.unwrap();
+        // It records what its own image says.
+        let later = device.live_bitmap(&queue, "b").await.unwrap();
+        let clusters = |bits: &zebu::DirtyBits| -> Vec<u64> {
+            let ranges = bits.ranges();
+            ranges
+                .flat_map(|r| r.start / CLUSTER..r.end / CLUSTER)
+                .collect()
+        };
+        assert_eq!((clusters(&live), clusters(&later)), (vec![1], vec![1]));
+        device.commit_top(&queue).await.unwrap();
+        drop(device.take_off_top(&queue).await.unwrap());
+        fill(&device, &queue, 4, 4).await.unwrap();
+        assert_eq!(clusters(&live), [1, 2, 4]);
+        assert_eq!(clusters(&later), [1, 2, 4]);
+        device.close(&queue).await.unwrap();
+    });
+    assert_eq!(dirty(&queue, &base), [1, 2, 4]);
+}
+
+/// The image below is smaller, and a dropped commit leaves it at some point of its enlargement.
+#[test]
+fn a_commit_that_is_dropped_may_be_repeated() {
+    let options = QueueOptions::default().engine(EngineKind::Threads);
+    let queue = Queue::new(options).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut has_ended, mut polls) = (false, 1);
+    while !has_ended {
+        let [base, over] =
+            ["base", "over"].map(|name| folder.path().join(format!("{name}{polls}")));
+        create(&queue, &base, None);
+        create(&queue, &over, Some(&base));
+        let mut device = open_path(&queue, &base, true, true).unwrap();
+        let overlay = open_path(&queue, &over, true, true).unwrap();
+        // With an L1 table of another size.
+        let larger = SIZE + (5 << 30);
+        let last = larger / CLUSTER - 1;
+        queue.block_on(async {
+            fill(&device, &queue, 1, 1).await.unwrap();
+            device.put_on_top(&queue, overlay).await.unwrap();
+            device
+                .resize(&queue, larger, Default::default())
+                .await
+                .unwrap();
+            fill(&device, &queue, last, 2).await.unwrap();
+        });
+        {
+            let mut commit = pin!(device.commit_top(&queue));
+            let mut left = polls;
+            queue.block_on(poll_fn(|context| {
+                left -= 1;
+                match commit.as_mut().poll(context) {
+                    Poll::Ready(result) => {
+                        result.unwrap();
+                        has_ended = true;
+                        Poll::Ready(())
+                    }
+                    Poll::Pending if left == 0 => Poll::Ready(()),
+                    Poll::Pending => Poll::Pending,
+                }
+            }));
+        }
+        queue.block_on(async {
+            fill(&device, &queue, 2, 3).await.unwrap();
+            device.commit_top(&queue).await.unwrap();
+            let top = device.take_off_top(&queue).await.unwrap();
+            top.close(&queue).await.unwrap();
+            for (cluster, is) in [(1, 1), (2, 3), (3, 0), (last, 2)] {
+                assert_eq!(byte(&device, &queue, cluster).await, is, "{polls}");
+            }
+            device.close(&queue).await.unwrap();
+        });
+        let options = OpenOptions::default().check(true);
+        let device = Device::open(&queue, &Source::Name(base.into()), &options).unwrap();
+        let image = device.top().as_qcow2().unwrap();
+        let mut say = |message| println!("{message}");
+        let checked = zebu::jobs::check(&queue, image, &mut say, |_| {});
+        assert_eq!(queue.block_on(checked).unwrap().corruptions, 0, "{polls}");
+        polls += 1;
+    }
+    assert!(polls > 10, "{polls}");
+}

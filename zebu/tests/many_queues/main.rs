@@ -12,6 +12,7 @@
 //! A failure prints the seed of its image. (The schedule of threads differs in each run.)
 
 mod exchanges;
+mod exchanges_in_memory;
 mod hooked;
 
 use zebu_testkit::library::{self as common, dirty, driven, ledger, load};

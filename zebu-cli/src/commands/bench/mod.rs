@@ -128,10 +128,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     }
     let queue = queue(engine).map_err(|e| can_not(e.to_string()))?;
     let how = how.format(match &arguments.format {
-        Some(name) => Some(
-            name.parse()
-                .map_err(|e: zebu::Error| can_not(e.to_string()))?,
-        ),
+        Some(name) => open::format(name).map_err(|e| can_not(e.to_string()))?,
         None => None,
     });
     let device =

@@ -485,10 +485,9 @@ impl Wanted<'_> {
         let Some(backing) = create.value("backing_file") else {
             return Ok(None);
         };
-        let format = create.get("backing_fmt").map(Format::from_str);
-        let opened = format.transpose().and_then(|format| {
-            let options = untrusted::defaults(self.context).format(format);
-            let source = Source::Name(beside(backing, self.name));
+        let format = create.get("backing_fmt");
+        let opened = Source::with_driver(beside(backing, self.name), format).and_then(|source| {
+            let options = untrusted::defaults(self.context);
             open::repaired(self.context, self.queue, &source, &options)
         });
         match opened {

@@ -17,6 +17,8 @@ use crate::output::json::{Map, Value};
 /// One image.
 pub struct Report {
     pub name: OsString,
+    /// Whether it is a filter over an image.
+    pub is_filter: bool,
     pub format: &'static str,
     pub virtual_size: u64,
     /// Bytes that the file takes on its device, if that is known.
@@ -94,6 +96,7 @@ impl Report {
         let below = Report::of_filter(&below, image);
         Report {
             name: spec.display_name(),
+            is_filter: true,
             format: spec.format_name(),
             virtual_size: below.virtual_size,
             disk_size: below.disk_size,
@@ -106,6 +109,18 @@ impl Report {
             limits: None,
             specific: None,
             untrusted: None,
+        }
+    }
+
+    /// Shows `behind` as the backing file of the image, below the filters over it.
+    pub fn put_behind(&mut self, behind: Report) {
+        match self.files.first_mut().and_then(|file| file.image.as_mut()) {
+            Some(below) if self.is_filter => below.put_behind(behind),
+            _ => {
+                let mut child = FileReport::of_image(behind);
+                child.role = "backing".into();
+                self.files.insert(0, child);
+            }
         }
     }
 
@@ -127,6 +142,7 @@ impl Report {
             && layer.as_vmdk().is_none_or(Vmdk::is_uniform);
         Ok(Report {
             name: layer.spec.display_name(),
+            is_filter: false,
             format: layer.spec.format_name(),
             virtual_size: layer.size(),
             disk_size,

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::{CommandFactory, Parser};
-use zebu::block::{Device, Status};
+use zebu::block::{Device, FileDriver, FileSpec, Layer, Status, StorageId};
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::Command;
@@ -139,7 +139,7 @@ fn human(
             ));
         };
         let layer = &device.layers()[row.status.depth];
-        let file = layer.storage(row.status.storage).path().as_os_str();
+        let file = file_name(layer, row.status.storage);
         let line: String = [row.start, row.status.length, host]
             .iter()
             .map(|number| format!("{:<16}", c_hex(*number)))
@@ -148,6 +148,20 @@ fn human(
         out.write_all(&printed::name(context, file.as_bytes()))?;
         Ok(writeln!(out)?)
     })
+}
+
+/// The name of the file that has the data. Below a format that is the node that it writes to, also if
+/// that is a filter.
+fn file_name(layer: &Layer, storage: StorageId) -> OsString {
+    let spec = match storage == StorageId::FILE {
+        true => Some(&layer.spec.file),
+        false => layer.spec.data_file.as_ref(),
+    };
+    let filtered = |file: &&FileSpec| matches!(file.driver, FileDriver::Filter(_));
+    match spec.filter(filtered) {
+        Some(file) if layer.as_raw().is_none() => file.display_name(),
+        _ => layer.storage(storage).path().as_os_str().to_owned(),
+    }
 }
 
 /// A number as C's `%#x` has it.

@@ -153,8 +153,7 @@ impl ImageArguments {
         };
         let mut options = options.clone();
         if let Some(format) = &self.format {
-            let format = format.parse();
-            options.format = Some(format.map_err(|e: zebu::Error| failure(e.to_string()))?);
+            options.format = open::format(format).map_err(|e| failure(e.to_string()))?;
         }
         let mut source = open::named(name, self.image_opts, self.format.as_deref());
         if self.snapshot {

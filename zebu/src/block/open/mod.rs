@@ -45,14 +45,11 @@ impl Device {
             return Err(Error::Refused(why.into()));
         }
         let mut opening = Opening::new(queue, options);
-        let (filters, spec) = Peeled::take(spec);
         opening.chain(spec).await?;
         let mut device = opening.into_device();
-        if let Some(filters) = filters {
-            filters.over(&mut device, &options.objects)?;
-        }
         if options.copy_on_read && options.write {
             device.filters.copy_on_read();
+            device.find_filters();
         }
         Ok(device)
     }
@@ -225,9 +222,13 @@ impl Opening<'_> {
         })
     }
 
-    /// The device of the chain that was opened.
-    fn into_device(self) -> Device {
-        Device::new(self.layers, self.options.inspect)
+    /// The device of the chain that was opened. The filters of its top image are over whatever is on top.
+    fn into_device(mut self) -> Device {
+        let filters = std::mem::take(&mut self.layers[0].filters);
+        let mut device = Device::new(self.layers, self.options.inspect);
+        device.filters = filters;
+        device.find_filters();
+        device
     }
 
     async fn chain(&mut self, top: ImageSpec) -> Result<()> {
@@ -235,12 +236,25 @@ impl Opening<'_> {
         while let Some(spec) = next {
             let depth = self.layers.len();
             next = self
-                .layer(spec, depth)
+                .filtered_layer(spec, depth)
                 .await
                 // QEMU repeats this part for each image on the way.
                 .map_err(|e| (0..depth).fold(e, |e, _| e.during("Could not open backing file")))?;
         }
         Ok(())
+    }
+
+    /// Opens one image, with the filters over it. The result is its backing file, which is to be opened
+    /// next.
+    async fn filtered_layer(&mut self, spec: ImageSpec, depth: usize) -> Result<Option<ImageSpec>> {
+        let (peeled, spec) = Peeled::take(spec);
+        let next = self.layer(spec, depth).await?;
+        if let Some(peeled) = peeled {
+            let (objects, layer) = (&self.options.objects, &mut self.layers[depth]);
+            let write = layer.write.is_some();
+            layer.filters = peeled.over(layer.format(), objects, write)?;
+        }
+        Ok(next)
     }
 
     /// Opens one image. The result is its backing file, which is to be opened next.
@@ -435,6 +449,7 @@ impl Opening<'_> {
             write: self.write_mode(&spec.options.common, role),
             resting: None,
             nested: self.nested.take(),
+            filters: Default::default(),
             spec,
             image,
             known_data: Default::default(),
@@ -472,12 +487,10 @@ impl Opening<'_> {
                 printable(name.as_bytes())
             )));
         }
-        let format = match named.and_then(|named| named.format) {
-            None => None,
-            Some(format) => Some(String::from_utf8_lossy(format).parse().map_err(behind)?),
-        };
+        let driver = named.and_then(|named| named.format);
+        let driver = driver.map(String::from_utf8_lossy);
         let of = spec.file.name();
-        let backing = ImageSpec::behind(Some(name), of, format, more);
+        let backing = ImageSpec::behind(Some(name), of, driver.as_deref(), more);
         backing.map(Some).map_err(behind)
     }
 }

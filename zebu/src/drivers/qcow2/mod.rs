@@ -102,6 +102,8 @@ pub struct Image {
     writer: Option<Box<writer::Writer>>,
     /// How it was written, if it was closed.
     written: Option<writer::WriteOptions>,
+    /// Bitmaps that readers follow, while the image is not written.
+    followed: bitmaps::Followed,
 }
 
 impl Image {

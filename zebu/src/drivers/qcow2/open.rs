@@ -41,6 +41,22 @@ pub struct OpenImage {
     limits: Option<(Limits, Arc<Work>)>,
 }
 
+impl Image {
+    /// Reads the image again, of which nothing else is in use. After an error it is as before.
+    pub(super) async fn read_again(&mut self, queue: &Queue) -> Result<()> {
+        let open = OpenImage::new(queue, self.file.clone()).await?;
+        let (l1, snapshots) = open.read_tables(queue).await?;
+        self.file_len = open.file_len.into();
+        self.header = open.header;
+        self.geometry = open.geometry;
+        (self.l1, self.snapshots) = (l1, snapshots);
+        self.slices.clear();
+        self.inflated.clear();
+        self.preallocated = Default::default();
+        Ok(())
+    }
+}
+
 impl OpenImage {
     /// Reads and checks the header.
     pub async fn new(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
@@ -173,6 +189,7 @@ impl OpenImage {
             tasks: Default::default(),
             writer: None,
             written: None,
+            followed: Default::default(),
         })
     }
 

@@ -85,6 +85,8 @@ pub(crate) struct Writer {
     pub(crate) appending: AtomicBool,
     /// The error number of a flush that failed; 0: none did.
     failed: Arc<AtomicI32>,
+    /// Whether a change of the whole image was dropped midway.
+    cut_short: Arc<AtomicBool>,
     corrupt: AtomicBool,
     /// The header as it is on the disk.
     header: Mutex<Header>,
@@ -123,7 +125,11 @@ impl Writer {
 
     /// A change of the whole image begins.
     pub(crate) fn whole(&self) -> Whole {
-        Whole(Some(self.failed.clone()))
+        Whole {
+            failed: self.failed.clone(),
+            cut_short: self.cut_short.clone(),
+            is_over: self.check().is_err(),
+        }
     }
 
     pub(crate) fn header(&self) -> MutexGuard<'_, Header> {
@@ -168,19 +174,25 @@ impl Drop for FailOnDrop<'_> {
 
 /// A change of the whole image. If its future is dropped midway the state on the
 /// disk is unknown, and every write fails until the image is opened again.
-pub(crate) struct Whole(Option<Arc<AtomicI32>>);
+pub(crate) struct Whole {
+    failed: Arc<AtomicI32>,
+    cut_short: Arc<AtomicBool>,
+    is_over: bool,
+}
 
 impl Whole {
     /// It succeeded, or its error is returned to the caller.
     pub(crate) fn end(mut self) {
-        self.0 = None;
+        self.is_over = true;
     }
 }
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        if let Some(failed) = &self.0 {
-            let _ = failed.compare_exchange(0, libc::EIO, Ordering::Relaxed, Ordering::Relaxed);
+        if !self.is_over {
+            let (failed, errno) = (&self.failed, libc::EIO);
+            let _ = failed.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
+            self.cut_short.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -222,6 +234,7 @@ impl Image {
             changing: AtomicU64::new(0),
             appending: AtomicBool::new(false),
             failed: Arc::default(),
+            cut_short: Arc::default(),
             corrupt: AtomicBool::new(false),
             header: Mutex::new(header.clone()),
             announced: AtomicBool::new(false),
@@ -590,14 +603,26 @@ impl Image {
         if let Some(writer) = self.writer.take() {
             self.header = writer.header().clone();
             self.written = Some(writer.options);
+            if let Some(bitmaps) = writer.bitmaps.get() {
+                self.followed.keep(bitmaps);
+            }
         }
     }
 
-    /// Begins to write again after [`Image::close`].
+    /// Begins to write again after [`Image::close`]. If a change of the whole image was dropped midway
+    /// since then, the image is read again first: it is as that has left it on the disk.
     pub(crate) async fn reopen(&mut self, queue: &Queue) -> Result<()> {
-        match self.written {
-            Some(options) if self.writer.is_none() => self.begin_writing(queue, options).await,
-            _ => self.writer().map(drop),
+        let Some(options) = self.written else {
+            return self.writer().map(drop);
+        };
+        let writer = self.writer.as_ref();
+        if writer.is_some_and(|writer| writer.cut_short.load(Ordering::Relaxed)) {
+            self.read_again(queue).await?;
+            self.writer = None;
+        }
+        match &self.writer {
+            None => self.begin_writing(queue, options).await,
+            Some(_) => Ok(()),
         }
     }
 

@@ -36,6 +36,10 @@ impl Job {
     async fn copy_range(&self, queue: &Queue, range: &Range<u64>, to: BorrowedFd<'_>) -> bool {
         for piece in self.pieces(range.clone()) {
             let device = &self.sources[piece.source];
+            // They see each read.
+            if device.has_filters() {
+                return false;
+            }
             let (mut at, length) = (0, piece.range.end - piece.range.start);
             while at < length {
                 let Ok(status) = device.status(queue, piece.offset + at, length - at).await else {

@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use super::{
@@ -87,11 +86,11 @@ impl Creation {
         let Some(name) = self.options.value("backing_file") else {
             return Ok(None);
         };
-        let format = self.options.get("backing_fmt").map(Format::from_str);
+        let format = self.options.get("backing_fmt");
         let format = format
-            .transpose()?
             .ok_or_else(|| self.failed(Error::Refused("A backing file needs its format".into())))?;
-        let spec = Source::Name(name.to_owned()).resolve(Some(self.file.name()), Some(format))?;
+        let spec =
+            Source::with_driver(name, Some(format))?.resolve(Some(self.file.name()), None)?;
         let options = OpenOptions::default();
         Ok(Some(Device::open_spec(queue, spec, &options)?))
     }

@@ -17,12 +17,11 @@ pub use options::{CreateOptions, number, parse_file_size};
 
 use super::Target;
 use crate::block::{Device, FileDriver, FileSpec, Format, Objects, OpenOptions};
-pub use crate::drivers::is_format;
 pub use crate::drivers::qcow2::create::log2;
-use crate::drivers::{Filling, ImagePlan, PlanRequest, READ_ONLY_FORMATS};
+use crate::drivers::{CreateValues, Filling, ImagePlan, PlanRequest, READ_ONLY_FORMATS, is_format};
 use crate::names::{Source, protocol};
 use crate::printable;
-pub use crate::protocols::is_remote;
+pub use crate::protocols::{is_driver, is_remote};
 use crate::storage::{self, CacheMode, LockRequest, Queue, Storage};
 use crate::{Error, Result, codec};
 
@@ -61,7 +60,9 @@ pub fn plan(
         return Err(Error::Refused(not_creatable(format.name())));
     }
     let options = &options.values(format);
-    if format != Format::QCOW2 {
+    if format == Format::QCOW2 {
+        check_backing_format(options)?;
+    } else {
         // In other formats than raw the file is empty when it is made: there is nothing to allocate.
         options.file_preallocation()?;
     }
@@ -71,6 +72,17 @@ pub fn plan(
         options,
         backing_id: backing.and_then(|backing| backing.top().content_id()),
     })
+}
+
+/// Refuses what is no name of a driver as the format of a backing file.
+fn check_backing_format(options: &CreateValues) -> Result<()> {
+    match options.word("backing_fmt") {
+        Some(name) if !is_driver(name) => Err(Error::Refused(format!(
+            "Parameter 'backing-fmt' does not accept value '{}'",
+            printable(name.as_bytes())
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// As [`plan`], for an image that is filled: it must be one that can be opened.

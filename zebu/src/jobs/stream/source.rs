@@ -206,10 +206,9 @@ impl ImageStream {
             )));
         }
         let behind = |e: Error| e.during("Could not open backing file");
-        let format = format.map(|format| String::from_utf8_lossy(format).parse());
-        let format = format.transpose().map_err(behind)?;
-        let source = Source::Name(name.to_owned());
-        let backing = Device::open(queue, &source, &options.clone().format(format));
+        let format = format.map(String::from_utf8_lossy);
+        let source = Source::with_driver(name, format.as_deref()).map_err(behind)?;
+        let backing = Device::open(queue, &source, &options.clone().format(None));
         backing.map(Some).map_err(behind)
     }
 

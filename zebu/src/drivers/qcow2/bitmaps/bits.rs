@@ -108,6 +108,23 @@ impl Bits {
         self.changed.store(!stored, Ordering::SeqCst);
     }
 
+    /// Whether both have the same bits for a disk of one size.
+    pub(crate) fn is_same(&self, other: &Bits) -> bool {
+        if (self.size, self.granularity_bits) != (other.size, other.granularity_bits) {
+            return false;
+        }
+        let mut at = 0;
+        while at < self.len() {
+            let (value, own) = self.run(at, self.len() - at);
+            let (others, length) = other.run(at, own);
+            if value != others {
+                return false;
+            }
+            at += length;
+        }
+        true
+    }
+
     /// Sets the bits of a range of the disk, in bytes.
     pub(crate) fn set(&self, range: Range<u64>) {
         let end = range.end.min(self.size);

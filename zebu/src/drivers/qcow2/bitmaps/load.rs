@@ -166,7 +166,10 @@ impl Image {
         };
         match loaded {
             Ok((bits, clusters)) => Ok(Some(Loaded {
-                bits: Arc::new(bits),
+                bits: match entry.auto() {
+                    true => self.followed.followed(&entry.name, bits),
+                    false => Arc::new(bits),
+                },
                 is_enabled: entry.auto(),
                 clusters: Mutex::new(clusters),
             })),

@@ -18,7 +18,7 @@ mod whole;
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 pub(crate) use bits::Bits;
 use bits::bits_for;
@@ -66,6 +66,44 @@ struct Loaded {
     is_enabled: bool,
     /// The clusters of the table and of the bits on the disk.
     clusters: Mutex<Vec<Freed>>,
+}
+
+/// Bitmaps that readers follow, by their names, while an image is not written. When it is written
+/// again, they are those that changes set.
+#[derive(Debug, Default)]
+pub(super) struct Followed(Mutex<Vec<(Vec<u8>, Weak<Bits>)>>);
+
+impl Followed {
+    /// Keeps the bitmaps of a writer that has ended.
+    pub fn keep(&self, bitmaps: &Bitmaps) {
+        let directory = bitmaps.directory();
+        let entries = directory.entries.iter().zip(&bitmaps.bits);
+        let enabled = entries.filter_map(|(entry, loaded)| {
+            let loaded = loaded.as_ref().filter(|loaded| loaded.is_enabled)?;
+            Some((entry.name.clone(), Arc::downgrade(&loaded.bits)))
+        });
+        *crate::lock(&self.0) = enabled.collect();
+    }
+
+    /// The bits of a bitmap that were read from the disk, or those that a reader follows: these are the
+    /// same, or have nothing to do with it.
+    fn followed(&self, name: &[u8], read: Bits) -> Arc<Bits> {
+        let mut all = crate::lock(&self.0);
+        all.retain(|(_, bits)| bits.strong_count() > 0);
+        let followed = all.iter().find(|(other, _)| other == name);
+        match followed.and_then(|(_, bits)| bits.upgrade()) {
+            Some(bits) if bits.is_same(&read) => {
+                bits.stored(true);
+                bits
+            }
+            _ => {
+                let bits = Arc::new(read);
+                all.retain(|(other, _)| other != name);
+                all.push((name.to_vec(), Arc::downgrade(&bits)));
+                bits
+            }
+        }
+    }
 }
 
 impl Loaded {
@@ -193,7 +231,13 @@ impl Image {
         // An enabled one that could not be loaded does not record changes.
         match entry.in_use() || entry.auto() && self.writer.is_some() {
             true => Err(Error::bitmap_inconsistent(name)),
-            false => Ok(Arc::new(self.load_bitmap(queue, entry).await?.0)),
+            false => {
+                let (bits, _) = self.load_bitmap(queue, entry).await?;
+                Ok(match entry.auto() {
+                    true => self.followed.followed(name, bits),
+                    false => Arc::new(bits),
+                })
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use super::{CreateQcow2, NewBacking, NewDataFile};
 use crate::Result;
 use crate::drivers::qcow2::structures::Compression;
-use crate::drivers::{CreateOption, CreateValues, OptionKind, Preallocation, is_format, refused};
+use crate::drivers::{CreateOption, CreateValues, OptionKind, Preallocation, refused};
 
 /// In the order in which they are shown.
 pub(in super::super) static CREATE_OPTIONS: [CreateOption; 24] = [
@@ -132,11 +132,6 @@ impl CreateQcow2 {
         };
         let name = |key| options.text(key).map(OsStr::to_owned);
         let backing_format = options.word("backing_fmt").map(str::to_string);
-        if let Some(other) = backing_format.as_deref()
-            && !is_format(other)
-        {
-            return Err(wrong("backing-fmt", other));
-        }
         let preallocation = match options.word("preallocation") {
             None => Preallocation::Off,
             Some(name) => {
