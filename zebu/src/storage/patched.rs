@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Iov, OpKind, Queue, Started, Storage, StorageExtent, extent, read};
@@ -44,6 +45,16 @@ impl Patches {
     /// Replaces a range by zeroes.
     pub(crate) fn put_zeroes(&mut self, start: u64, length: u64) {
         self.replace(start, start.saturating_add(length), None);
+    }
+
+    /// The replaced ranges, with their bytes; None: zeroes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Range<u64>, Option<&[u8]>)> {
+        self.0.iter().map(|(start, patch)| {
+            let length = (patch.end - start) as usize;
+            let bytes = patch.bytes.as_deref();
+            let bytes = bytes.map(|bytes| &bytes[patch.skip..patch.skip + length]);
+            (*start..patch.end, bytes)
+        })
     }
 
     /// The end of the last range; 0: there is none.
@@ -116,10 +127,10 @@ pub(crate) struct Patched {
 impl Patched {
     /// `below` with `patches`, of `length` bytes: at least as many as `below` has. What neither has
     /// reads as zeroes.
-    pub(crate) fn new(below: Arc<dyn Storage>, patches: Patches, length: u64) -> Self {
+    pub(crate) fn new(below: Arc<dyn Storage>, patches: Arc<Patches>, length: u64) -> Self {
         Patched {
             below,
-            patches: Arc::new(patches),
+            patches,
             length,
         }
     }
@@ -233,7 +244,7 @@ mod tests {
                 }
             }
             assert!(patches.end() <= 100);
-            let patched = Patched::new(memory, patches, 100);
+            let patched = Patched::new(memory, Arc::new(patches), 100);
             for _ in 0..20 {
                 let start = below(110);
                 let length = below(40) as usize;

@@ -1,4 +1,5 @@
-//! The check: every block is inside the file and has a place of its own.
+//! The check: every block is inside the file and has a place of its own. An image is only written if
+//! that holds: else a write to one block might change another.
 
 use super::map::Block;
 use super::{MIB, Vhdx};
@@ -16,6 +17,14 @@ struct Findings<'a> {
     used: Vec<(u64, u64)>,
 }
 
+/// The result of a check.
+pub(super) struct Checked {
+    /// The number of errors.
+    pub errors: u64,
+    /// Where the last of what is in the file ends. What is behind belongs to nothing.
+    pub end: u64,
+}
+
 impl Findings<'_> {
     fn wrong(&mut self, text: String) {
         self.errors += 1;
@@ -24,8 +33,12 @@ impl Findings<'_> {
 }
 
 impl Vhdx {
-    /// Checks the block allocation table. Passes each error to `say`, and returns their number.
-    pub(super) async fn check(&self, queue: &Queue, say: &mut dyn FnMut(String)) -> Result<u64> {
+    /// Checks the block allocation table, and passes each error to `say`.
+    pub(super) async fn check(
+        &self,
+        queue: &Queue,
+        say: &mut dyn FnMut(String),
+    ) -> Result<Checked> {
         let mut findings = Findings {
             errors: 0,
             say,
@@ -73,7 +86,13 @@ impl Vhdx {
                 findings.wrong(format!("{other} overlaps that of entry {one}"));
             }
         }
-        Ok(findings.errors)
+        let last = used
+            .last()
+            .map_or(0, |(host, entry)| host.saturating_add(size(*entry)));
+        Ok(Checked {
+            errors: findings.errors,
+            end: last.max(self.regions.end()),
+        })
     }
 
     /// Checks the entry of a block. Whether the block is only partially present.
@@ -134,7 +153,7 @@ impl Vhdx {
         needed: u64,
         size: u64,
     ) {
-        let file_len = self.file_len;
+        let file_len = self.file_len();
         if host >= file_len {
             findings.wrong(format!(
                 "{number} start offset {host} points after end of file ({file_len}). Image has \

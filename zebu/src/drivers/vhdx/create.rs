@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fields::Guid;
+use super::header::Header;
+use super::map::PRESENT;
 use super::metadata::{self, Geometry};
 use super::{MIB, header, refused, region};
 use crate::Result;
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, CreateValue, ImagePlan, Linear, NewBlocks, NewImage,
-    OptionKind, PlanRequest, make_valid, random_uuid,
+    OptionKind, PlanRequest, make_valid,
 };
 use crate::storage::{self, Iov, Queue, Storage, is_zero};
 
@@ -52,10 +54,9 @@ const SPACE: u64 = 4 * MIB;
 /// left out.
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// States of blocks without data, and of those with.
+/// States of blocks without data.
 const NOT_PRESENT: u64 = 0;
 const ZERO: u64 = 2;
-const PRESENT: u64 = 6;
 
 /// A new image that can be made.
 #[derive(Clone, Copy, Debug)]
@@ -266,13 +267,19 @@ impl NewImage for NewVhdx {
             for offset in region::OFFSETS {
                 storage::write_slice(file, queue, offset, &regions).await?;
             }
-            let metadata = metadata::encode(&plan.geometry, plan.is_fixed, new_guid()?);
+            let metadata = metadata::encode(&plan.geometry, plan.is_fixed, Guid::random()?);
             storage::write_slice(file, queue, plan.metadata(), &metadata).await?;
-            let ids = [new_guid()?, new_guid()?];
-            let log = MIB..MIB + plan.log_bytes;
-            for (sequence, offset) in (1..).zip(header::OFFSETS) {
-                let header = header::encode(sequence, ids, log.clone());
-                make_valid(file, queue, offset, &header).await?;
+            let first = Header {
+                place: 0,
+                sequence: 1,
+                file_write: Guid::random()?,
+                data_write: Guid::random()?,
+                log: MIB..MIB + plan.log_bytes,
+                log_id: None,
+            };
+            for header in [&first, &first.next()?] {
+                let offset = header::OFFSETS[header.place];
+                make_valid(file, queue, offset, &header.encode()).await?;
             }
             Ok(())
         })
@@ -317,9 +324,4 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// A random GUID.
-fn new_guid() -> Result<Guid> {
-    Ok(Guid::new(u128::from_be_bytes(random_uuid()?)))
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Result;
+use crate::drivers::random_uuid;
 use crate::drivers::table::array;
 
 /// The bytes of a structure. What is past their end reads as zero.
@@ -47,6 +49,11 @@ impl Guid {
             d[3], d[2], d[1], d[0], d[5], d[4], d[7], d[6], d[8], d[9], d[10], d[11], d[12], d[13],
             d[14], d[15],
         ])
+    }
+
+    /// A random GUID.
+    pub(super) fn random() -> Result<Guid> {
+        Ok(Guid::new(u128::from_be_bytes(random_uuid()?)))
     }
 
     /// The GUID of a text, perhaps in braces.

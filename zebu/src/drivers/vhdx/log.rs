@@ -1,5 +1,6 @@
-//! The log: changes of metadata that were perhaps not carried out before a crash (section 2.3 of
-//! the specification). They are replayed in memory: the file is only read.
+//! The log as it is read: changes of metadata that were perhaps not carried out before a crash
+//! (section 2.3 of the specification). They are replayed in memory if the file is only read, and
+//! otherwise carried out (`recover.rs`).
 //!
 //! The log is a ring of entries. Each names the entry that the changes begin with, its tail, and has
 //! a number one higher than the entry before it. The entry with the highest number whose sequence
@@ -13,15 +14,15 @@ use super::fields::{Fields, Guid};
 use super::header::Header;
 use super::{MIB, refused};
 use crate::drivers::{Limits, check_limit};
-use crate::storage::{self, Patched, Patches, Queue, Storage};
+use crate::storage::{self, Patches, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes of a sector of the log.
-const SECTOR: u64 = 4096;
+pub(super) const SECTOR: u64 = 4096;
 /// Bytes of the log that are read at once.
 const CHUNK: u64 = MIB;
 /// Bytes of a descriptor. The header of an entry is as long as two.
-const DESCRIPTOR: usize = 32;
+pub(super) const DESCRIPTOR: usize = 32;
 /// Memory for one replaced range besides its bytes, at least.
 const RANGE_MEMORY: u64 = 128;
 
@@ -72,13 +73,20 @@ enum Descriptor {
     Data([u8; 8], [u8; 4]),
 }
 
-/// The file as it is when the log is replayed; None: there is nothing to replay.
-pub(super) async fn replay(
+/// What is different in the file when the log is replayed.
+pub(super) struct Changes {
+    pub patches: Arc<Patches>,
+    /// Bytes of the file then, not fewer than now.
+    pub length: u64,
+}
+
+/// What is to be replayed; None: nothing.
+pub(super) async fn changes(
     queue: &Queue,
-    file: &Arc<dyn Storage>,
+    file: &dyn Storage,
     header: &Header,
     limits: Option<&Limits>,
-) -> Result<Option<Patched>> {
+) -> Result<Option<Changes>> {
     let Some(id) = header.log_id else {
         return Ok(None);
     };
@@ -88,7 +96,7 @@ pub(super) async fn replay(
     }
     let mut log = Log {
         queue,
-        file: &**file,
+        file,
         start: header.log.start,
         length: header.log.end - header.log.start,
         id,
@@ -118,7 +126,10 @@ pub(super) async fn replay(
     let last = head.last.checked_next_multiple_of(MIB);
     let length = last.map(|last| last.max(patches.end()).max(file_len));
     match length.filter(|length| i64::try_from(*length).is_ok()) {
-        Some(length) => Ok(Some(Patched::new(file.clone(), patches, length))),
+        Some(length) => Ok(Some(Changes {
+            patches: Arc::new(patches),
+            length,
+        })),
         None => Err(damaged()),
     }
 }

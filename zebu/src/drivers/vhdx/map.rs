@@ -2,6 +2,7 @@
 //! sector bitmap (sections 2.4 and 2.5 of the specification).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::tables::{PIECE, Piece};
 use super::{MIB, Vhdx};
@@ -15,6 +16,8 @@ use crate::{Error, Result};
 const MAX_WORDS: usize = 1024;
 /// The state of an entry.
 const STATE: u64 = 7;
+/// The state of a block that is there.
+pub(super) const PRESENT: u64 = 6;
 /// The offset in an entry. The bits between are reserved.
 const OFFSET: u64 = !(MIB - 1);
 
@@ -39,7 +42,7 @@ impl Block {
             0 => Ok(Block::NotPresent),
             // 5 is "unmapped" in version 0.95 of the format, which QEMU reads, and 3 since.
             1 | 2 | 3 | 5 => Ok(Block::Zero),
-            6 => Ok(Block::Present(offset)),
+            PRESENT => Ok(Block::Present(offset)),
             7 => Ok(Block::PartiallyPresent(offset)),
             state => Err(state),
         }
@@ -50,7 +53,7 @@ impl Block {
     pub(super) fn decode_bitmap(entry: u64) -> Result<Option<u64>, u64> {
         match entry & STATE {
             0 => Ok(None),
-            6 => Ok(Some(entry & OFFSET)),
+            PRESENT => Ok(Some(entry & OFFSET)),
             state => Err(state),
         }
     }
@@ -119,13 +122,13 @@ impl Vhdx {
         let geometry = &self.geometry;
         let block_size = geometry.block_size();
         let (first, within) = (guest >> geometry.block_bits, guest & (block_size - 1));
-        let offset = |block| self.bat.start + geometry.entry_of_block(block) * 8;
+        let offset = |block| self.offset_of_entry(block);
         let number = offset(first) / PIECE;
         let entries = piece(number).ok_or(Stop::Missing(number))?;
         let entry = |block| {
             let at = offset(block);
             let is_here = at / PIECE == number;
-            is_here.then(|| entries[(at % PIECE / 8) as usize])
+            is_here.then(|| entries[(at % PIECE / 8) as usize].load(Ordering::Acquire))
         };
         let entry_of_first = entry(first).expect("in its own piece");
         let block = Block::decode(entry_of_first)
@@ -188,11 +191,12 @@ impl Vhdx {
         }
         let number = at / PIECE;
         let entries = piece(number).ok_or(Stop::Missing(number))?;
-        let bitmap = Block::decode_bitmap(entries[(at % PIECE / 8) as usize]);
+        let entry = entries[(at % PIECE / 8) as usize].load(Ordering::Acquire);
+        let bitmap = Block::decode_bitmap(entry);
         let Ok(Some(bitmap)) = bitmap else {
             return Err(corrupt("its sector bitmap is missing"));
         };
-        if self.regions.free_from(bitmap) < MIB || bitmap + MIB > self.file_len {
+        if self.regions.free_from(bitmap) < MIB || bitmap + MIB > self.file_len() {
             return Err(corrupt(&format!(
                 "the place {bitmap:#x} of its sector bitmap is invalid"
             )));
@@ -219,20 +223,26 @@ impl Vhdx {
         Ok(Extent::in_file(length, mapping))
     }
 
+    /// Where in the file the entry of a block is.
+    pub(super) fn offset_of_entry(&self, block: u64) -> u64 {
+        self.bat.start + self.geometry.entry_of_block(block) * 8
+    }
+
     /// How many of `length` bytes at `host` the file has.
     pub(super) fn before_end(&self, host: u64, length: u64) -> u64 {
-        self.file_len.saturating_sub(host).min(length)
+        self.file_len().saturating_sub(host).min(length)
     }
 }
 
 /// The bit at `from` of the first word, and how many bits from there on are like it: at most
 /// `most`, and those of [`MAX_WORDS`] words.
-fn run(words: &[u64], from: u64, most: u64) -> (bool, u64) {
-    let value = words[0] >> from & 1 != 0;
+fn run(words: &[AtomicU64], from: u64, most: u64) -> (bool, u64) {
+    let value = words[0].load(Ordering::Relaxed) >> from & 1 != 0;
     let (mut count, mut skip) = (0, from);
     for word in words.iter().take(MAX_WORDS) {
         // The bits that differ are ones.
-        let other = if value { !word } else { *word };
+        let word = word.load(Ordering::Relaxed);
+        let other = if value { !word } else { word };
         let alike = u64::from((other >> skip).trailing_zeros()).min(64 - skip);
         count += alike;
         if count >= most || skip + alike < 64 {
@@ -249,6 +259,10 @@ mod tests {
 
     #[test]
     fn runs_of_bits() {
+        let run = |words: &[u64], from, most| {
+            let words: Vec<_> = words.iter().map(|word| AtomicU64::new(*word)).collect();
+            super::run(&words, from, most)
+        };
         assert_eq!(run(&[0], 0, 100), (false, 64));
         assert_eq!(run(&[0], 60, 100), (false, 4));
         assert_eq!(run(&[!0, !0, 1], 1, 1000), (true, 128));

@@ -95,6 +95,11 @@ impl Regions {
         }
     }
 
+    /// Where the last of them ends.
+    pub(super) fn end(&self) -> u64 {
+        self.taken.last().map_or(0, |range| range.end)
+    }
+
     /// Bytes from `offset` to the next region or to the largest offset; 0: there is a region.
     pub(super) fn free_from(&self, offset: u64) -> u64 {
         let next = self.taken.partition_point(|range| range.end <= offset);
