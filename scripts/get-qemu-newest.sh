@@ -1,5 +1,5 @@
 #!/bin/sh
-# Unpacks the newest qemu-utils that Debian has for its stable release, with all the libraries that they need,
+# Unpacks the newest programs of QEMU for images that Debian has for its stable release, with all the libraries that they need,
 # into a directory, without installing anything, and prints the path of qemu-img. The programs run by the
 # dynamic loader that is unpacked with them, so that the release of this machine does not matter.
 #
@@ -7,7 +7,7 @@
 set -eu
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
-if [ ! -x "$dir/bin/qemu-nbd" ]; then
+if [ ! -x "$dir/bin/qemu-storage-daemon" ]; then
     rm -rf "$dir/root"
     mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/root" "$dir/bin"
     for suite in trixie-backports trixie; do
@@ -19,14 +19,14 @@ if [ ! -x "$dir/bin/qemu-nbd" ]; then
             -o APT::Sandbox::User=root -o Debug::NoLocking=1 "$@" >&2
     }
     apt update
-    apt install -y -d -t trixie-backports --no-install-recommends qemu-utils
+    apt install -y -d -t trixie-backports --no-install-recommends qemu-utils qemu-system-common
     for package in "$dir"/archives/*.deb; do
         dpkg-deb -x "$package" "$dir/root"
     done
     rm -rf "$dir/archives" "$dir/lists"
     loader=$(find "$dir/root" -name 'ld-linux*' | head -n 1)
     libraries=$(dirname "$(find "$dir/root" -name 'libglib-2.0.so.0' | head -n 1)")
-    for program in qemu-img qemu-io qemu-nbd; do
+    for program in qemu-img qemu-io qemu-nbd qemu-storage-daemon; do
         printf '#!/bin/sh\nexec %s --argv0 "$0" --library-path %s %s "$@"\n' \
             "$loader" "$libraries" "$dir/root/usr/bin/$program" >"$dir/bin/$program"
         chmod +x "$dir/bin/$program"

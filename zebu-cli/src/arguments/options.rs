@@ -72,7 +72,7 @@ impl OutputFormat {
             None | Some("human") => Ok(Self::Human),
             Some("json") => Ok(Self::Json),
             Some(other) => Err(Failure::new(format!(
-                "--output expects 'human' or 'json' not '{other}'"
+                "--output expects 'human' or 'json', not '{other}'"
             ))
             .with_hint()),
         }

@@ -53,10 +53,10 @@ fn within(
             format!(": '{text}'")
         }
         Ok(_) | Err(SizeError::Range) => {
-            format!(". Must be between {} and {}", bounds.start(), bounds.end())
+            format!(". Must be between {} and {}.", bounds.start(), bounds.end())
         }
     };
-    Err(Failure::new(format!("Invalid {what} specified{bad}.")).with_next(next))
+    Err(Failure::new(format!("Invalid {what} specified{bad}")).with_next(next))
 }
 
 /// How a size is written that was written in another way: `10GB` as `10G`.

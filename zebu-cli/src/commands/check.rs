@@ -127,7 +127,7 @@ fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
         Some("leaks") => Ok(Some(RepairMode::Leaks)),
         Some("all") => Ok(Some(RepairMode::All)),
         Some(other) => {
-            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{other}'");
+            let text = format!("--repair (-r) expects 'leaks' or 'all', not '{other}'");
             Err(Failure::new(text).with_hint())
         }
     }

@@ -100,7 +100,7 @@ impl Context {
     }
 
     pub fn hint(&self) -> String {
-        format!("Try '{} --help' for more info", self.prefix())
+        format!("Try '{} --help' for more information", self.prefix())
     }
 }
 

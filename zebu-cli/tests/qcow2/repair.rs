@@ -514,7 +514,7 @@ fn images_in_use_are_not_repaired() {
     }
     let other = lab.zebu(&["check", "-r", "some", "x.qcow2"]);
     assert_eq!(other.status, 1);
-    assert!(other.err.contains("'leaks' or 'all' not 'some'"));
+    assert!(other.err.contains("'leaks' or 'all', not 'some'"));
     lab.make("img create -q -f raw x.raw 1M");
     assert_same_answer(&lab, &["check", "-r", "all", "-f", "raw", "x.raw"], "raw");
 }

@@ -431,7 +431,10 @@ impl World {
     /// they show it where they have no data of their own.
     pub fn adopt_snapshots(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         for nth in 0..self.snaps.len() {
+            // They may be longer than the limit of a change.
+            let limit = shell.limit.take();
             let bytes = self.snapshot_content(shell, rng, nth, By::Zebu)?;
+            shell.limit = limit;
             let snap = &mut self.snaps[nth];
             if bytes.len() != snap.disk.bytes.len() {
                 return Err(format!("snapshot {} has {} bytes", snap.name, bytes.len()));

@@ -52,10 +52,14 @@ impl Run<'_> {
         self.marked = Some(bytes);
     }
 
-    /// A program that does not know an autoclear bit clears it before it changes anything.
+    /// A program that does not know an autoclear bit clears it before it changes anything but the length.
     pub(super) fn check_mark(&mut self) -> Verdict {
         let bytes = self.disk.bytes(self.image);
-        if self.damaged || self.marked.as_ref().is_none_or(|marked| *marked == bytes) {
+        let is_same = |marked: &Vec<u8>| {
+            let rest = bytes.strip_prefix(&**marked);
+            rest.is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
+        };
+        if self.damaged || self.marked.as_ref().is_none_or(is_same) {
             return Ok(());
         }
         self.marked = None;

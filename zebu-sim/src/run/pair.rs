@@ -231,7 +231,10 @@ impl Seen {
         for p in 0..2 {
             let other = 1 - p;
             let loses = self.locked[p] < self.ended[other] && self.ended[other] < self.changed[p];
+            // It is whole when it is opened, and closed later.
+            let opens = matches!(deeds[p], Deed::CreateNew(_));
             if deeds[p].makes()
+                && !opens
                 && self.ok[p]
                 && deeds[other].is_foreign()
                 && self.ok[other]

@@ -8,6 +8,12 @@ pub fn allowed(what: &What, error: &zebu::Error) -> bool {
         && matches!(error, zebu::Error::Io(e) if e.raw_os_error() == Some(5))
 }
 
+/// Whether this may be because a change of the header has ended in the middle. An image within another one refuses
+/// writes then, and is in one of its states when it is opened again (docs/reliability.md, "Known limitations").
+fn may_refuse(image: &Arc<dyn Storage>, error: &zebu::Error) -> bool {
+    image.is_in_image() && error.errno() == 5
+}
+
 /// Records the result of a request.
 pub fn ended(model: &mut Model, ever: &[BTreeSet<u8>], what: &What, done: Done) {
     progress();
@@ -98,8 +104,9 @@ pub fn case(
         drop(first);
         let mut turns = Turns::new(place);
         while beside.iter().any(|task| task.running.is_some()) {
-            turn(&second, &mut beside, &mut |what, done| {
-                ended(&mut model, &ever, what, done)
+            turn(&second, &mut beside, &mut |what, done| match done {
+                Err(e) if may_refuse(&image, &e) => model.end(what, false),
+                done => ended(&mut model, &ever, what, done),
             });
             turns.next(&[], &beside);
         }
@@ -238,9 +245,6 @@ pub fn after(
         _ => Vec::new(),
     };
     let all = What::Read(0..origin.sectors());
-    // In an image within another one a change of the header may end in the middle. It refuses writes then, and
-    // is in one of its states when it is opened again (docs/reliability.md, "Known limitations").
-    let is_refused = |e: &zebu::Error| image.is_in_image() && e.errno() == 5;
     for round in 0..3 {
         for _ in 0..4 {
             let what = origin.request(rng, &held, None);
@@ -253,7 +257,7 @@ pub fn after(
                     model.end(&what, true);
                 }
                 Err(e) if allowed(&what, &e) => {}
-                Err(e) if is_refused(&e) => {
+                Err(e) if may_refuse(&image, &e) => {
                     drop(device);
                     let reopened = origin.open(queue, image.clone()).unwrap();
                     let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();

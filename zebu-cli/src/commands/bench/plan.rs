@@ -153,8 +153,8 @@ pub mod tests {
                 ["-c", "0"],
                 "Invalid request count specified. Must be between 1 and 2147483647.",
             ),
-            (["-c", "4k"], "Invalid request count specified: '4k'."),
-            (["-c", "08"], "Invalid request count specified: '08'."),
+            (["-c", "4k"], "Invalid request count specified: '4k'"),
+            (["-c", "08"], "Invalid request count specified: '08'"),
             (
                 ["-d", "2147483648"],
                 "Invalid queue depth specified. Must be between 1 and 2147483647.",
@@ -167,7 +167,7 @@ pub mod tests {
                 ["-S", "4G"],
                 "Invalid step size specified. Must be between 0 and 2147483647.",
             ),
-            (["-o", "x"], "Invalid offset specified: 'x'."),
+            (["-o", "x"], "Invalid offset specified: 'x'"),
             (
                 ["-o", "-1"],
                 "Invalid offset specified. Must be between 0 and 9223372036854775807.",

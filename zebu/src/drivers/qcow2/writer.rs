@@ -14,7 +14,7 @@ use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::structures::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, ClusterKind, CompressedCluster, Header,
+    AUTOCLEAR_DATA_FILE_RAW, AUTOCLEAR_KNOWN, ClusterKind, CompressedCluster, Header,
     INCOMPATIBLE_CORRUPT, L1Entry, L2Entry, Replacement,
 };
 use crate::drivers::{Epochs, Gate, Ranges, Stay, inflate};
@@ -494,16 +494,23 @@ impl Image {
         }
         self.refuse_damage(queue).await?;
         self.round_length(queue).await?;
-        let mut kept = AUTOCLEAR_DATA_FILE_RAW;
-        if self.begin_bitmaps(queue, writer).await? {
-            kept |= AUTOCLEAR_BITMAPS;
-        }
-        if writer.header().autoclear & !kept != 0 {
-            self.change_header(queue, |header| header.autoclear &= kept)
-                .await?;
+        // Bits that are not known go before anything changes, a bitmap's flag too.
+        self.keep_autoclear(queue, AUTOCLEAR_KNOWN).await?;
+        if !self.begin_bitmaps(queue, writer).await? {
+            self.keep_autoclear(queue, AUTOCLEAR_DATA_FILE_RAW).await?;
         }
         writer.announced.store(true, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Clears all other autoclear bits on the disk, durably, if there are any.
+    async fn keep_autoclear(&self, queue: &Queue, kept: u64) -> Result<()> {
+        let is_kept = self.writer()?.header().autoclear & !kept == 0;
+        if is_kept {
+            return Ok(());
+        }
+        self.change_header(queue, |header| header.autoclear &= kept)
+            .await
     }
 
     /// Makes the file as long as it must be to be written. No write to its last

@@ -5,6 +5,9 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
 use super::Notify;
 
 /// An `eventfd(2)`.
@@ -26,6 +29,15 @@ impl EventFd {
     pub(super) fn clear(&self) {
         // EAGAIN means that there were none.
         let _ = (&self.0).read(&mut [0; 8]);
+    }
+
+    /// Waits until there are some, or a signal comes.
+    pub(super) fn wait(&self) -> io::Result<()> {
+        let mut event = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut event, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
     }
 
     pub(super) fn fd(&self) -> i32 {

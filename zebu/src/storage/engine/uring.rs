@@ -239,6 +239,14 @@ impl Uring {
         }
     }
 
+    /// Whether nothing is in the ring, or was.
+    fn is_idle(&mut self) -> bool {
+        self.in_flight == 0
+            && !self.wake_armed
+            && self.ended_early.is_empty()
+            && self.ring.submission().is_empty()
+    }
+
     /// Whether there are completions that are delivered only when the thread enters the kernel.
     fn has_deferred(&mut self) -> bool {
         let submission = self.ring.submission();
@@ -373,6 +381,13 @@ impl Engine for Uring {
         let before = done.len();
         // A wake-up that was meant for the other event loop is not lost: the caller looks again.
         let wait = wait && !self.wake.set_outside(false);
+        // Only another thread ends such a wait, and the event itself wakes this one sooner than a ring that
+        // polls it.
+        if wait && self.is_idle() {
+            self.wake.event.wait()?;
+            self.wake.event.clear();
+            return Ok(());
+        }
         if wait {
             self.arm_wake();
         }
