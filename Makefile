@@ -10,7 +10,7 @@ BENCH_FLAGS ?=
 EXPERIMENTS ?=
 # A run of some experiments must not take the place of the page of all.
 BENCH_PAGE ?= $(if $(strip $(EXPERIMENTS)),--page $(BENCH_DIR)/benchmarks.md,--page docs/benchmarks.md --readme README.md)
-ZEBU_BENCH = QEMU_IMG=$${QEMU_IMG:-$$(sh scripts/get-qemu.sh target/peers/qemu)/qemu-img} $(TARGET_DIR)/release/zebu-bench
+ZEBU_BENCH = QEMU_IMG=$${QEMU_IMG:-$$(sh scripts/get-qemu-newest.sh target/peers/qemu-newest)} $(TARGET_DIR)/release/zebu-bench
 
 # Every promise of docs/reliability.md, tested, with a table of the cases:
 #

@@ -1,4 +1,4 @@
-//! QEMU's programs; `scripts/get-qemu.sh` fetches the newest that Debian offers.
+//! QEMU's programs; `scripts/get-qemu-newest.sh` fetches the newest that Debian offers.
 
 use super::on_path;
 use crate::error::{Context, Error, Result};
