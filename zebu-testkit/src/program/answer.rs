@@ -98,7 +98,7 @@ pub fn comparable(text: &str) -> String {
         let since =
             |line: &&str| line.starts_with("  keep_data_file=") || line.starts_with("aio_discard ");
         let kept = text.split_inclusive('\n').filter(|line| !since(line));
-        text = kept.collect();
+        text = kept.map(newest_words).collect();
     }
     if peer().is_current() {
         return text;
@@ -144,6 +144,15 @@ pub fn comparable(text: &str) -> String {
         kept.pop();
     }
     kept
+}
+
+/// A line of QEMU before version 11 in the words of that.
+fn newest_words(line: &str) -> String {
+    match line.strip_suffix("'.\n") {
+        Some(rest) if line.contains(" specified: '") => format!("{rest}'\n"),
+        _ if line.contains(" expects '") => line.replace("' not '", "', not '"),
+        _ => line.replace("--help' for more info\n", "--help' for more information\n"),
+    }
 }
 
 /// A row of the snapshot list in one form: version 10 made columns narrower, renamed
