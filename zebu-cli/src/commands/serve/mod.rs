@@ -66,7 +66,7 @@ pub trait Exported: Send + Sync + 'static {
 
 /// A server that is ready to run.
 pub trait Server {
-    /// Serves who comes to the listeners until `stop` is ready, at least. Then requests in flight are finished
+    /// Serves connections to the listeners until `stop` is ready, at least. Then requests in flight are finished
     /// and all connections ended: nothing of it has an export any more.
     fn run(
         self,
