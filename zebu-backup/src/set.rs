@@ -279,8 +279,7 @@ impl Set {
         if found.is_some_and(|found| found.format != Some(Format::QCOW2.name().as_bytes())) {
             return differs("a backing file of another format".into(), "qcow2".into());
         }
-        let has_data_file = |image: &zebu::qcow2::Image| image.header().has_data_file();
-        if top.as_qcow2().is_some_and(has_data_file) {
+        if top.data_file().is_some() {
             return differs("an external data file".into(), "none".into());
         }
         match entry.filter(|entry| entry.size != top.size()) {

@@ -630,8 +630,7 @@ pub(crate) fn raw_chain() -> String {
 fn chain_sha256(device: &Device) -> String {
     let mut hash = Words::default();
     for (depth, layer) in device.layers().iter().enumerate() {
-        let has_data_file = |image: &zebu::qcow2::Image| image.header().has_data_file();
-        let has_data_file = layer.as_qcow2().is_some_and(has_data_file);
+        let has_data_file = layer.data_file().is_some();
         // The file of the disk itself may be named in another way: the bitmap is in it.
         let own = (depth > 0).then(|| layer.file().path());
         let data = has_data_file.then(|| layer.data().path());
@@ -709,10 +708,7 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
     // Opened for reading first, so that nothing but a qcow2 image is opened for writing.
     let device = Device::open(queue, &disk.source, &disk.reading());
     let device = device.map_err(Error::image(&disk.name))?;
-    let can = device
-        .top()
-        .as_qcow2()
-        .is_some_and(|image| image.version() >= 3);
+    let can = device.top().stores_bitmaps();
     drop(device);
     if !can {
         return Ok(None);

@@ -63,9 +63,7 @@ impl Info {
             allocated_size: allocated.sum(),
             cluster_size: layer.cluster_size(),
             flags: flags.sum(),
-            snapshots: layer
-                .as_qcow2()
-                .map_or(0, |image| image.snapshots().len() as u32),
+            snapshots: layer.snapshots().map_or(0, |all| all.len() as u32),
             format: layer.format().name(),
             filename: layer.spec.display_name().as_bytes().to_vec(),
             backing_filename: backing.map(|backing| backing.name.to_vec()),

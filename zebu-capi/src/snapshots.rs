@@ -30,8 +30,7 @@ extern "C" fn zebu_snapshots(
     call_object(error, || {
         let snapshots = given(device)?.wait(|_, device| async move {
             let device = device.enter().await?;
-            let image = device.top().as_qcow2();
-            Ok(image.map_or(Vec::new(), |image| image.snapshots().to_vec()))
+            Ok(device.top().snapshots().unwrap_or_default().to_vec())
         })?;
         let mut strings = Strings::default();
         let items = snapshots.iter().map(|snapshot| CSnapshot {

@@ -270,7 +270,7 @@ impl View {
         let sum = bytes.iter().fold(0u64, |sum, byte| {
             (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        let snapshots = device.top().as_qcow2().map(|image| image.snapshots().len());
+        let snapshots = device.top().snapshots().map(<[_]>::len);
         let bitmaps = queue.block_on(device.bitmaps(&queue)).map(|all| all.len());
         let more = format!("{snapshots:?} snapshots, {:?} bitmaps", bitmaps.ok());
         View::Disk(

@@ -53,6 +53,12 @@ pub(crate) trait Report {
     /// # Errors
     /// `ECANCELED` if the callback breaks before all is done.
     fn add(&self, work: u64) -> io::Result<()>;
+
+    /// All is done.
+    fn finish(&self) {
+        // Nothing is left to cancel.
+        let _ = self.add(u64::MAX);
+    }
 }
 
 /// Nobody looks at the progress.
@@ -79,12 +85,6 @@ impl<G: IntoControlFlow, F: FnMut(Progress) -> G> Reporter<F> {
             done: Cell::new(0),
             total: Cell::new(0),
         }
-    }
-
-    /// All is done.
-    pub(crate) fn finish(&self) {
-        // Nothing is left to cancel.
-        let _ = self.add(u64::MAX);
     }
 }
 

@@ -216,8 +216,7 @@ impl Device {
     fn snapshots(&self, py: Python<'_>, to: To<'_>) -> PyResult<Py<PyAny>> {
         self.execute(py, to, |_, device| async move {
             let device = device.enter().await?;
-            let image = device.top().as_qcow2();
-            let snapshots = image.map_or(&[][..], |image| image.snapshots());
+            let snapshots = device.top().snapshots().unwrap_or_default();
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let described = snapshots.iter().map(|snapshot| -> Snapshot {
                 (

@@ -40,7 +40,7 @@ impl Info {
                 .and_then(|backing| backing.format)
                 .filter(|format| !format.is_empty())
                 .map(name),
-            snapshots: layer.as_qcow2().map_or(0, |image| image.snapshots().len()),
+            snapshots: layer.snapshots().map_or(0, <[_]>::len),
             writable: device.is_writable(),
             encrypted: layer.is_encrypted(),
             dirty: layer.is_dirty() == Some(true),

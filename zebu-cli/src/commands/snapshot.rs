@@ -132,12 +132,11 @@ pub fn would_change(error: &Error) -> Failure {
 }
 
 fn snapshots(device: &Device) -> &[Snapshot] {
-    let image = device.top().as_qcow2();
-    image.map_or(&[], |image| image.snapshots())
+    device.top().snapshots().unwrap_or_default()
 }
 
 fn has_none(device: &Device) -> bool {
-    device.top().as_qcow2().is_none()
+    device.top().snapshots().is_none()
 }
 
 /// What is wrong, if something is, here and below.

@@ -169,14 +169,14 @@ impl Run<'_> {
         queue: &Queue,
         device: &Device,
     ) -> Verdict<Option<Contents>> {
-        let Some(image) = device.top().as_qcow2() else {
+        let Some(snapshots) = device.top().snapshots() else {
             return Ok(None);
         };
         if self.lost_snapshots {
             return Ok(None);
         }
         let mut found = Vec::new();
-        for snapshot in image.snapshots() {
+        for snapshot in snapshots {
             let name = String::from_utf8_lossy(&snapshot.name).into_owned();
             let options = OpenOptions::default().snapshot(Some(SnapshotName::from(name.as_str())));
             match self.open(queue, &Run::plain(), options) {

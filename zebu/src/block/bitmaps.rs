@@ -5,24 +5,9 @@ use std::sync::Arc;
 
 use super::device::Device;
 use crate::drivers::qcow2::structures::{MAX_BITMAP_GRANULARITY_BITS, MIN_BITMAP_GRANULARITY_BITS};
-use crate::drivers::qcow2::{BitmapChange, Bits, Image};
+use crate::drivers::{BitmapChange, BitmapInfo, Bits};
 use crate::storage::Queue;
 use crate::{Error, Result};
-
-/// A persistent dirty bitmap, as an image lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BitmapInfo {
-    /// The name, of 1 to 1023 bytes.
-    pub name: Vec<u8>,
-    /// Bytes of the disk to a bit.
-    pub granularity: u64,
-    /// Whether changes of the disk are recorded (the flag `auto` of the format).
-    pub enabled: bool,
-    /// Whether it cannot be relied on: its last writer did not store it (`in_use`), or it is
-    /// damaged. Such a bitmap can only be removed.
-    pub inconsistent: bool,
-}
 
 /// Which parts of a disk are dirty, in units of the granularity.
 ///
@@ -122,18 +107,7 @@ impl Device {
     ///
     /// If the list of bitmaps is damaged or cannot be read.
     pub async fn bitmaps(&self, queue: &Queue) -> Result<Vec<BitmapInfo>> {
-        let Some(image) = self.top().as_qcow2() else {
-            return Ok(Vec::new());
-        };
-        let list = image.bitmaps(queue).await?.into_iter();
-        Ok(list
-            .map(|state| BitmapInfo {
-                granularity: state.entry.granularity().unwrap_or(0),
-                enabled: state.entry.auto(),
-                inconsistent: !state.is_consistent,
-                name: state.entry.name,
-            })
-            .collect())
+        self.top().image.bitmaps(queue).await
     }
 
     /// What is dirty in a bitmap. The result does not change with the bitmap. Of a bitmap that is
@@ -145,16 +119,10 @@ impl Device {
     /// snapshot of the image: bitmaps tell what changed in the active disk. [`Error::Format`] if it
     /// is damaged. [`Error::Io`] if it cannot be read.
     pub async fn bitmap(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<DirtyBits> {
-        let name = name.as_ref();
-        match self.top().as_qcow2() {
-            Some(image) => {
-                let bits = image.bitmap_by_name(queue, name).await?;
-                // If it is shared, changes set bits of it.
-                let bits = Arc::try_unwrap(bits).unwrap_or_else(|bits| (*bits).clone());
-                Ok(DirtyBits(Arc::new(bits)))
-            }
-            None => Err(Error::bitmap_not_found(name)),
-        }
+        let bits = self.top().image.bitmap(queue, name.as_ref()).await?;
+        // If it is shared, changes set bits of it.
+        let bits = Arc::try_unwrap(bits).unwrap_or_else(|bits| (*bits).clone());
+        Ok(DirtyBits(Arc::new(bits)))
     }
 
     /// What is dirty in a bitmap, now and later: changes that it records show in the result before
@@ -169,10 +137,10 @@ impl Device {
     /// Those of [`Device::bitmap`], and those of [`Device::bitmaps`] for the images of the chain.
     pub async fn live_bitmap(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<DirtyBits> {
         let name = name.as_ref();
-        for image in self.layers().iter().filter_map(|layer| layer.as_qcow2()) {
-            let list = image.bitmaps(queue).await?;
-            if list.iter().any(|state| state.entry.name == name) {
-                return image.bitmap_by_name(queue, name).await.map(DirtyBits);
+        for layer in self.layers() {
+            let list = layer.image.bitmaps(queue).await?;
+            if list.iter().any(|bitmap| bitmap.name == name) {
+                return layer.image.bitmap(queue, name).await.map(DirtyBits);
             }
         }
         let name = crate::printable(name);
@@ -197,9 +165,6 @@ impl Device {
         let cluster = self.top().cluster_size();
         let default = cluster.map_or(64 << 10, |size| size.clamp(4 << 10, 64 << 10));
         let granularity_bits = check_new(name.as_ref(), granularity.unwrap_or(default))?;
-        if self.top().as_qcow2().is_none() {
-            return Err(Error::os(libc::ENOTSUP).during("Can't store persistent bitmaps"));
-        }
         let change = BitmapChange::Add {
             granularity_bits,
             enabled,
@@ -266,14 +231,7 @@ impl Device {
         change: BitmapChange<'_>,
     ) -> Result<()> {
         self.top_for_writing(0, 0)?;
-        let Some(image) = self.top_mut().0.as_qcow2_mut() else {
-            return Err(Error::bitmap_not_found(name));
-        };
-        let change = async |image: &mut Image| {
-            let result = image.change_bitmap(queue, name, change).await;
-            image.mark_if_corrupt(queue, result).await
-        };
-        image.whole(change).await
+        self.top_mut().0.change_bitmap(queue, name, change).await
     }
 }
 

@@ -10,6 +10,7 @@ use super::known_data::KnownData;
 use super::read::Chain;
 use super::{ChangeHook, DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::structures::Snapshot;
 use crate::drivers::{AnyImage, BackingName, CheckReport, Format, Raw, StorageId, Vmdk};
 use crate::storage::{self, Event, FileStamp, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
@@ -82,9 +83,27 @@ impl Layer {
         self.image.backing()
     }
 
-    /// Checks the metadata of an image that is not qcow2 (for these there is
-    /// [`jobs::check`](crate::jobs::check)), and passes errors to `say`. None: the format has no
-    /// check.
+    /// The external data file, as the image names it; empty: it has one and does not name it.
+    pub fn data_file(&self) -> Option<&[u8]> {
+        self.image.data_file()
+    }
+
+    /// The internal snapshots of the image; None: the format has none.
+    pub fn snapshots(&self) -> Option<&[Snapshot]> {
+        self.image.snapshots()
+    }
+
+    /// Whether the image can store dirty bitmaps.
+    pub fn stores_bitmaps(&self) -> bool {
+        self.image.stores_bitmaps()
+    }
+
+    /// Where the VM state begins, in bytes: past the end of the disk. None: the format has none.
+    pub fn vm_state_offset(&self) -> Option<u64> {
+        self.image.vm_state_offset()
+    }
+
+    /// Checks the metadata of the image, and passes errors to `say`. None: the format has no check.
     ///
     /// # Errors
     ///
@@ -94,7 +113,7 @@ impl Layer {
         queue: &Queue,
         say: &mut dyn FnMut(String),
     ) -> Result<Option<CheckReport>> {
-        self.image.check(queue, say).await
+        self.image.check(queue, say, &()).await
     }
 
     /// Whether the image's last writer did not close it; None: the format does not tell.
@@ -133,10 +152,7 @@ impl Layer {
 
     /// The storage of the guest's bytes: the file, or an external data file.
     pub fn data(&self) -> &dyn Storage {
-        match self.as_qcow2() {
-            Some(image) => &**image.data(),
-            None => self.file(),
-        }
+        self.storage(self.image.data_storage())
     }
 }
 

@@ -1,9 +1,10 @@
 //! Internal snapshots of the top image.
 
 use super::device::{Device, Resizing};
-use crate::drivers::qcow2::{Image, SnapshotName};
+use crate::Result;
+use crate::drivers::SnapshotChange;
+use crate::drivers::qcow2::SnapshotName;
 use crate::storage::Queue;
-use crate::{Error, Result};
 
 impl Device {
     /// Takes an internal snapshot of the disk, with the next free number as its id. Several may
@@ -14,7 +15,7 @@ impl Device {
     /// `ENOTSUP` if the image cannot have snapshots. Those of [`Device::write`]. There is no
     /// snapshot then.
     pub async fn snapshot_create(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
-        let change = async |image: &mut Image| image.snapshot_create(queue, name.as_ref()).await;
+        let change = SnapshotChange::Create(name.as_ref());
         self.change_snapshots(queue, change).await
     }
 
@@ -26,8 +27,8 @@ impl Device {
     /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         let _hooked = self.hooked(queue, 0..self.size()).await?;
-        let change = async |image: &mut Image| image.snapshot_apply(queue, name).await;
-        self.change_snapshots(queue, change).await
+        self.change_snapshots(queue, SnapshotChange::Apply(name))
+            .await
     }
 
     /// Deletes an internal snapshot and frees the clusters that only it used. Durable on return.
@@ -36,25 +37,15 @@ impl Device {
     ///
     /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_delete(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
-        let change = async |image: &mut Image| image.snapshot_delete(queue, name).await;
-        self.change_snapshots(queue, change).await
+        self.change_snapshots(queue, SnapshotChange::Delete(name))
+            .await
     }
 
     /// Changes the snapshots of the top image, if it can have some.
-    async fn change_snapshots(
-        &mut self,
-        queue: &Queue,
-        change: impl AsyncFnOnce(&mut Image) -> Result<()>,
-    ) -> Result<()> {
+    async fn change_snapshots(&mut self, queue: &Queue, change: SnapshotChange<'_>) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let device = Resizing(self);
-        let Some(image) = device.0.top_mut().0.as_qcow2_mut() else {
-            return Err(Error::os(libc::ENOTSUP));
-        };
-        let change = async |image: &mut Image| {
-            let result = change(image).await;
-            image.mark_if_corrupt(queue, result).await
-        };
-        image.whole(change).await
+        let image = device.0.top_mut().0;
+        image.change_snapshots(queue, change).await
     }
 }

@@ -1,4 +1,4 @@
-//! The state of a virtual machine, which qcow2 keeps past the end of the disk.
+//! The state of a virtual machine, which an image keeps past the end of the disk.
 
 use super::device::Device;
 use super::read::over;
@@ -66,21 +66,23 @@ impl Device {
         self.top_for_writing(0, 0)?;
         let offset = self.vm_state_at(position, iov.len() as u64)?;
         let (image, below) = self.top_mut();
-        let image = image
-            .as_qcow2_mut()
-            .ok_or_else(|| Error::os(libc::ENOTSUP))?;
-        let end = offset + iov.len() as u64;
-        image.own().await?.reach_vm_state(queue, end).await?;
         image.write_vm_state(over(queue, &below), offset, iov).await
     }
 
     /// The guest offset where `position` in the VM state is.
     fn vm_state_at(&self, position: u64, length: u64) -> Result<u64> {
-        let Some(image) = self.top().as_qcow2() else {
+        let Some(start) = self.top().vm_state_offset() else {
             let format = self.top().format().name();
             return Err(Error::Refused(format!("{format} images have no VM state")));
         };
         self.check_range(0, 0)?;
-        image.vm_state_at(position, length)
+        start
+            .checked_add(position)
+            .filter(|at| at.checked_add(length).is_some_and(|end| end >> 63 == 0))
+            .ok_or(Error::OutOfRange {
+                offset: position,
+                length,
+                size: (1 << 63) - start.min(1 << 63),
+            })
     }
 }

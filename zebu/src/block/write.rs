@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::DetectZeroes;
 use super::device::{Device, Layer};
 use super::read::over;
-use crate::drivers::{AnyImage, Below};
+use crate::drivers::{AfterClose, AnyImage, Below};
 use crate::storage::{self, Iov, OwnedBuffer, Queue};
 use crate::{Error, Result};
 
@@ -131,8 +131,21 @@ impl Device {
     /// # Errors
     ///
     /// Those of [`Device::flush`]: the first one. All images are closed nevertheless.
-    pub async fn close(mut self, queue: &Queue) -> Result<()> {
+    pub async fn close(self, queue: &Queue) -> Result<()> {
+        self.close_then(queue, None).await
+    }
+
+    /// [`Device::close`], and then the `last` step, if nothing has failed. The image's file stays open,
+    /// and locked, until then.
+    pub(crate) async fn close_then(
+        mut self,
+        queue: &Queue,
+        last: Option<AfterClose<'_>>,
+    ) -> Result<()> {
         let mut result = self.close_layers(queue).await;
+        if let (Ok(()), Some(step)) = (&result, last) {
+            result = self.top().image.after_close(queue, step).await;
+        }
         let layers = self.layers.iter_mut();
         let nested: Vec<_> = layers
             .flat_map(|layer| std::mem::take(&mut layer.nested))

@@ -1,4 +1,4 @@
-//! The result of a check of an image's metadata.
+//! Check and repair of an image's metadata, as the layers above see them.
 
 /// What a check found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,4 +25,14 @@ pub struct CheckReport {
     pub fragmented_clusters: u64,
     /// How many are compressed.
     pub compressed_clusters: u64,
+}
+
+/// What is to be repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RepairMode {
+    /// Leaked clusters; and copied flags, if nothing else is wrong.
+    Leaks,
+    /// Everything that can be repaired.
+    All,
 }

@@ -3,9 +3,20 @@
 //! A driver is one module, its `mod` line here, and its name in `registry.rs`. It recognizes the
 //! format, opens an image, and implements [`FormatImage`]: the map step of reads, and for a format that
 //! is written the map step of writes and all changes. What lies below an image is a [`Below`], so copy-on-write is the
-//! driver's business. New images go through `create/`. The layers above depend on
-//! the capabilities of an image and not on its format, except for what only one format has
-//! (snapshots, bitmaps, VM state): [`FormatImage::as_qcow2`], `as_raw`, `as_vmdk`.
+//! driver's business. New images go through `create/`. The layers above ask for
+//! what an image can and not for its format, also for what only one format has (snapshots, bitmaps, VM
+//! state). [`FormatImage::as_qcow2`], `as_raw` and `as_vmdk` are for programs that show more of these.
+//!
+//! To be read in this order:
+//!
+//! - here, with `below`: what an image can; `format`, `registry`: what a format is, and all of them;
+//! - `raw/`, the shortest that is written; `vdi/`, `vhdx/`; `qcow2/`, which says where to begin;
+//! - `any`, `extent`: an image and its map step, as the layers above hold it;
+//! - `guess`, `signature`, `open`, `options`, `limits`: from a file to an open image;
+//! - `create/`: new images; `preallocate`: space for what is added;
+//! - `cache`, `epoch`, `wait`, `sync`, `bits`: what threads share;
+//! - `tail`, `commits`: what formats share that are written in place;
+//! - `table`, `pieces`, `levels`, `sectors`, `inflate`: tables and the map step of formats besides qcow2.
 //!
 //! Nothing is decrypted yet. docs/design.md says where that belongs: keyed by host offset (LUKS) in a
 //! storage over another one; keyed by guest offset (the AES method of qcow2) where [`Mapping::Data`] is
@@ -13,6 +24,8 @@
 
 mod any;
 mod below;
+mod bitmaps;
+mod bits;
 mod bochs;
 mod cache;
 mod check;
@@ -53,13 +66,18 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use crate::codec::Compression;
 use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{Iov, Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
 pub use below::{Below, Changing, Clear, Context};
-pub use check::CheckReport;
+pub(crate) use bitmaps::BitmapChange;
+pub use bitmaps::BitmapInfo;
+pub(crate) use bits::Bits;
+pub use check::{CheckReport, RepairMode};
 use commits::{Commits, Committed};
 pub(crate) use create::{
     BlockLayout, Linear, Making, NewBlocks, begin_file, check_inside, make_valid, random_uuid,
@@ -77,6 +95,9 @@ use limits::{disk_size, spend};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
 pub use options::{Qcow2Opening, RawPart, VhdSize};
 pub use preallocate::Preallocation;
+use qcow2::amend::AmendOptions;
+use qcow2::structures::Snapshot;
+pub(crate) use qcow2::{SnapshotChange, check_recorded};
 pub use raw::Raw;
 pub(crate) use registry::READ_ONLY_FORMATS;
 pub use registry::is_format;
@@ -102,6 +123,16 @@ pub trait FormatImage: Debug + Send + Sync {
         None
     }
 
+    /// Whether a unit of it can be zero without data, whatever lies below.
+    fn has_zero_units(&self) -> bool {
+        false
+    }
+
+    /// How clusters that are written packed are compressed; None: they cannot be.
+    fn packed_by(&self) -> Option<Compression> {
+        None
+    }
+
     /// The unit in which a range can be made zero or left to the backing file,
     /// in bytes; 1 if there is none.
     fn zero_unit(&self) -> u64 {
@@ -111,6 +142,11 @@ pub trait FormatImage: Debug + Send + Sync {
     /// The storages that extents refer to. The first is the image's file. They
     /// stay the same while the image is open.
     fn storages(&self) -> Vec<Arc<dyn Storage>>;
+
+    /// The storage of the guest's bytes.
+    fn data_storage(&self) -> StorageId {
+        StorageId::FILE
+    }
 
     /// The extent at `guest`, which is inside the disk, as far as it is mapped alike: at most
     /// `limit` bytes (at least 1). None if that needs I/O. Must not allocate.
@@ -194,12 +230,23 @@ pub trait FormatImage: Debug + Send + Sync {
         Box::pin(async move { Ok(known) })
     }
 
-    /// Checks the metadata, and passes errors to `say`. None: the driver has no check. (For qcow2
-    /// there is [`jobs::check`](crate::jobs::check).)
+    /// Checks the metadata, and passes errors to `say`. None: the driver has no check.
     fn check<'a>(
         &'a self,
         _queue: &'a Queue,
         _say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
+    /// Repairs an image that was opened to be checked and written. None: the driver has no repair.
+    fn repair<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _mode: RepairMode,
+        _say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(std::future::ready(Ok(None)))
     }
@@ -210,10 +257,85 @@ pub trait FormatImage: Debug + Send + Sync {
         Some(false)
     }
 
-    /// Whether it could have persistent bitmaps, and has none. (For qcow2 there is
-    /// [`Device::bitmaps`](crate::Device::bitmaps).)
+    /// Whether it can store dirty bitmaps.
+    fn stores_bitmaps(&self) -> bool {
+        false
+    }
+
+    /// Whether it could have bitmaps that cannot be listed, and has none.
     fn has_no_bitmaps(&self) -> bool {
         false
+    }
+
+    /// The bitmaps that it stores.
+    fn bitmaps<'a>(&'a self, _queue: &'a Queue) -> BoxFuture<'a, Result<Vec<BitmapInfo>>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// The bits of a bitmap. Of one that records changes, these set bits of what is returned.
+    fn bitmap<'a>(&'a self, _queue: &'a Queue, name: &'a [u8]) -> BoxFuture<'a, Result<Arc<Bits>>> {
+        Box::pin(std::future::ready(Err(Error::bitmap_not_found(name))))
+    }
+
+    /// Changes a bitmap. Durable on return.
+    fn change_bitmap<'a>(
+        &'a mut self,
+        _queue: &'a Queue,
+        name: &'a [u8],
+        change: BitmapChange<'a>,
+    ) -> Changing<'a> {
+        let error = match change {
+            BitmapChange::Add { .. } => {
+                Error::os(libc::ENOTSUP).during("Can't store persistent bitmaps")
+            }
+            _ => Error::bitmap_not_found(name),
+        };
+        Box::pin(std::future::ready(Err(error)))
+    }
+
+    /// The internal snapshots; None: the format has none.
+    fn snapshots(&self) -> Option<&[Snapshot]> {
+        None
+    }
+
+    /// Whether it is a view of an internal snapshot: its bitmaps are not those of the view.
+    fn is_snapshot(&self) -> bool {
+        false
+    }
+
+    /// Whether a snapshot of the image shows what is below it somewhere before `end`.
+    fn snapshot_shows_below<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _snapshot: &'a Snapshot,
+        _end: u64,
+    ) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
+    /// Takes, applies or deletes an internal snapshot. Durable on return.
+    fn change_snapshots<'a>(
+        &'a mut self,
+        _queue: &'a Queue,
+        _change: SnapshotChange<'a>,
+    ) -> Changing<'a> {
+        unsupported()
+    }
+
+    /// The guest offset where the VM state begins, past the end of the disk; None: the format has
+    /// none. It is read as the disk is.
+    fn vm_state_offset(&self) -> Option<u64> {
+        None
+    }
+
+    /// Writes to the VM state, from a guest offset on.
+    fn write_vm_state<'a>(
+        &'a mut self,
+        _context: Context<'a>,
+        _offset: u64,
+        _iov: &'a Iov,
+    ) -> Changing<'a> {
+        unsupported()
     }
 
     /// Whether the guest's data are encrypted.
@@ -223,6 +345,11 @@ pub trait FormatImage: Debug + Send + Sync {
 
     /// The backing file, as the image names it.
     fn backing(&self) -> Option<BackingName<'_>> {
+        None
+    }
+
+    /// The external data file, as the image names it; empty: it has one and does not name it.
+    fn data_file(&self) -> Option<&[u8]> {
         None
     }
 
@@ -327,13 +454,26 @@ pub trait FormatImage: Debug + Send + Sync {
         unsupported()
     }
 
-    /// The image, if it is qcow2.
-    fn as_qcow2(&self) -> Option<&qcow2::Image> {
-        None
+    /// Changes the options with which the image was created, as far as it is done while the image
+    /// is open. Everything is checked before anything is changed.
+    fn amend<'a>(
+        &'a mut self,
+        _context: Context<'a>,
+        _options: &'a AmendOptions,
+        _report: &'a dyn Report,
+    ) -> Changing<'a> {
+        let format = self.format().name();
+        let why = format!("Format driver '{format}' does not support option amendment");
+        Box::pin(std::future::ready(Err(refused(why))))
     }
 
-    /// The image exclusively, if it is qcow2, with what its tasks share.
-    fn as_qcow2_mut(&mut self) -> Option<&mut qcow2::SharedImage> {
+    /// The last step of a job, with an image that was closed.
+    fn after_close<'a>(&'a self, _queue: &'a Queue, _step: AfterClose<'a>) -> Changing<'a> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The image, if it is qcow2.
+    fn as_qcow2(&self) -> Option<&qcow2::Image> {
         None
     }
 
@@ -346,6 +486,17 @@ pub trait FormatImage: Debug + Send + Sync {
     fn as_vmdk(&self) -> Option<&Vmdk> {
         None
     }
+}
+
+/// What is done with an image that was closed, by the format that needs it.
+#[derive(Clone, Copy)]
+pub(crate) enum AfterClose<'a> {
+    /// What [`FormatImage::amend`] has left to be done.
+    Amend(&'a AmendOptions, &'a dyn Report),
+    /// The end of the file that nothing uses is cut off.
+    CutEnd,
+    /// A new image that was opened before it was finished, and was filled, becomes a whole one.
+    FinishNew,
 }
 
 /// The result of what a format does not have.

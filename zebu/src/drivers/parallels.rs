@@ -14,6 +14,7 @@ use super::{
     StorageId, disk_size, refused,
 };
 use crate::Result;
+use crate::progress::Report;
 use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
@@ -298,6 +299,7 @@ impl FormatImage for Parallels {
         &'a self,
         _queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(std::future::ready(Ok(Some(self.find_errors(say)))))
     }

@@ -12,6 +12,7 @@ use super::{
     Mapping, OpenRequest, check_limit, disk_size, refused,
 };
 use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -392,6 +393,7 @@ impl FormatImage for Qed {
         &'a self,
         queue: &'a Queue,
         _say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(async { self.find_errors(queue).await.map(Some) })
     }

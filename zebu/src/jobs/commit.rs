@@ -8,9 +8,9 @@ use super::target::Target;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
-use crate::drivers::qcow2::amend::{read_header, used_end};
+use crate::drivers::AfterClose;
 use crate::progress::{IntoControlFlow, Progress};
-use crate::storage::{self, EngineKind, Queue};
+use crate::storage::{EngineKind, Queue};
 use crate::{Error, Result};
 
 options! {
@@ -104,16 +104,5 @@ pub fn commit<G: IntoControlFlow>(
 /// Empties the top image, and truncates the unused end of its file.
 async fn empty(queue: &Queue, mut top: Device) -> Result<()> {
     top.make_empty(queue).await?;
-    // It stays open, and locked, when the device is closed.
-    let file = top.top_qcow2()?.file().clone();
-    top.close(queue).await?;
-    if file.is_device() {
-        return Ok(());
-    }
-    let header = read_header(queue, &*file).await?;
-    let end = used_end(queue, &*file, &header).await?;
-    if end < file.len()? {
-        storage::set_len(&*file, queue, end).await?;
-    }
-    Ok(())
+    top.close_then(queue, Some(AfterClose::CutEnd)).await
 }

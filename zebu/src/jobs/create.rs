@@ -7,7 +7,7 @@ use crate::block::{Device, OpenOptions, Preallocation, Storages};
 use crate::drivers::qcow2::create as qcow2;
 use crate::drivers::raw::create as raw;
 use crate::drivers::{Filling, Format, ImagePlan, Making, NewImage, begin_file};
-use crate::progress::{IntoControlFlow, Progress, Reporter};
+use crate::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 

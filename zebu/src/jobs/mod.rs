@@ -1,6 +1,10 @@
 //! What is done with whole images: convert, compare, check and repair, create,
 //! commit, rebase, copy, amend, measure.
 //!
+//! One file or folder a job, and what they share, to be read first: `workers`, `chunks` and `sequencer`
+//! (all cores, in parts, in order), `transfer` and `target` (what is copied where), `new_image` (files of
+//! new images). `stream` and `export` read and write images in order.
+//!
 //! # Progress and cancellation
 //!
 //! A job calls `on_progress` on the caller's thread with its [`Progress`]. The callback returns
@@ -71,9 +75,7 @@ pub use unchanged::Unchanged;
 pub use workers::MAX_WORKERS;
 
 pub use crate::block::Preallocation;
-pub use crate::drivers::CheckReport;
-pub use crate::drivers::qcow2::check::{
-    CheckMessage, RepairMode, Use, check, repair, repair_image,
-};
+pub use crate::drivers::qcow2::check::{CheckMessage, Use, check, repair, repair_image};
+pub use crate::drivers::{CheckReport, RepairMode};
 pub use crate::drivers::{CreateValue, CreateValues, Filling, ImagePlan, NewImage, PlanRequest};
 pub use crate::progress::{IntoControlFlow, Progress};

@@ -1,7 +1,8 @@
 //! Opening a device whose image may have to be repaired first.
 
 use crate::block::{Device, ImageSpec, OpenOptions};
-use crate::drivers::qcow2::check::{CheckMessage, RepairMode, repair};
+use crate::drivers::RepairMode;
+use crate::drivers::qcow2::check::{CheckMessage, repair};
 use crate::names::Source;
 use crate::storage::Queue;
 use crate::{Error, Result};

@@ -92,10 +92,7 @@ pub fn rebase<G: IntoControlFlow>(
     let job = Arc::new(Job {
         common,
         progress: Chunks::new(overlay.size()),
-        zero_flag: overlay
-            .top()
-            .as_qcow2()
-            .is_some_and(|image| image.header().version >= 3),
+        zero_flag: overlay.top().image.has_zero_units(),
         chunk: CHUNK.max(cluster),
         overlay,
         new,
@@ -233,10 +230,9 @@ fn behind(queue: &Queue, spec: ImageSpec) -> (Option<ImageSpec>, Option<FileSpec
 
 /// What a backing file's name in the header means.
 fn backing_of(device: &Device) -> Option<ImageSpec> {
-    let header = device.top().as_qcow2()?.header();
-    let name = OsStr::from_bytes(header.backing_file()?).to_owned();
-    let format = header.extensions.backing_format();
-    let format = format.map(String::from_utf8_lossy);
+    let backing = device.top().backing()?;
+    let name = OsStr::from_bytes(backing.name).to_owned();
+    let format = backing.format.map(String::from_utf8_lossy);
     let source = Source::with_driver(name, format.as_deref()).ok()?;
     source
         .resolve(Some(device.top().spec.file.name()), None)

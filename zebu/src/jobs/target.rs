@@ -6,9 +6,7 @@ use std::sync::Arc;
 use super::export::OutStream;
 use super::packing::Packing;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
-use crate::drivers::qcow2::Image;
-use crate::drivers::qcow2::create::finish;
-use crate::drivers::{AnyImage, NewImage};
+use crate::drivers::{AfterClose, AnyImage, NewImage};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
@@ -33,11 +31,6 @@ pub enum Target {
 }
 
 impl Target {
-    /// The qcow2 image that it is.
-    fn qcow2(&self) -> Option<&Image> {
-        self.image()?.as_qcow2()
-    }
-
     /// The image that it is.
     fn image(&self) -> Option<&AnyImage> {
         match self {
@@ -70,10 +63,7 @@ impl Target {
     pub(super) fn packing(&self) -> Option<Packing> {
         match self {
             Target::Raw(_) => None,
-            Target::Image(_) => self
-                .qcow2()
-                .filter(|image| !image.header().has_data_file())
-                .map(|image| Packing::Shorter(image.compression())),
+            Target::Image(device) => device.top().image.packed_by().map(Packing::Shorter),
             Target::New(image) => image.zlib_block().map(|_| Packing::Zlib),
             Target::Stream(stream) => stream.packing(),
         }
@@ -189,19 +179,17 @@ impl Target {
     /// Makes everything durable, after which a new image is a whole one if `is_filled`. Otherwise it
     /// stays one that is not finished.
     pub(super) async fn close(self, queue: &Queue, is_filled: bool) -> Result<()> {
-        let unfinished = self.qcow2().filter(|image| image.header().unfinished);
-        let unfinished = unfinished.map(|image| (image.file().clone(), image.version()));
         match self {
             Target::Raw(storage) => storage::flush(&*storage, queue).await?,
-            Target::Image(device) => device.close(queue).await?,
+            Target::Image(device) => {
+                let last = is_filled.then_some(AfterClose::FinishNew);
+                device.close_then(queue, last).await?;
+            }
             Target::New(image) if is_filled => image.finish(queue).await?,
             Target::Stream(stream) if is_filled => stream.finish()?,
             Target::New(_) | Target::Stream(_) => {}
         }
-        match unfinished {
-            Some((file, version)) if is_filled => finish(&*file, queue, version).await,
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

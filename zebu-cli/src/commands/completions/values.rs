@@ -210,10 +210,7 @@ fn snapshots(line: &Words) -> Vec<(String, String)> {
     let Some((_, device)) = image(line) else {
         return Vec::new();
     };
-    let snapshots = device
-        .top()
-        .as_qcow2()
-        .map_or(&[][..], |image| image.snapshots());
+    let snapshots = device.top().snapshots().unwrap_or_default();
     let names = snapshots.iter().filter_map(|s| shown(s.name_text()));
     names.map(|name| (name, "snapshot".into())).collect()
 }

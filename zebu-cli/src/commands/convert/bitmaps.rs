@@ -59,8 +59,7 @@ pub fn of_source(
 
 /// Whether an image can have bitmaps.
 fn has_bitmaps(device: &Device) -> bool {
-    let image = device.top().as_qcow2();
-    image.is_some_and(|image| image.geometry().version() >= 3)
+    device.top().stores_bitmaps()
 }
 
 /// The failure for a target that cannot have bitmaps.

@@ -143,10 +143,7 @@ impl Record {
         let layer = device.top();
         let mut known = self.lock();
         known.backing_file = layer.backing().map(|backing| backing.name.to_vec());
-        let header = layer.as_qcow2().map(|image| image.header());
-        let data_file = header.filter(|header| header.has_data_file());
-        known.data_file =
-            data_file.map(|header| header.extensions.data_file().unwrap_or(b"").into());
+        known.data_file = layer.data_file().map(Into::into);
         let extents = layer.spec.extents.iter();
         known.extents = extents.map(|extent| extent.name().to_owned()).collect();
     }

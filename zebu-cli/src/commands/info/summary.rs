@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
 use zebu::block::{Device, Layer};
-use zebu::qcow2::Image;
+use zebu::qcow2::Snapshot;
 use zebu::storage::Queue;
 
 use crate::arguments::size::{self, percent};
@@ -49,13 +49,8 @@ pub fn of(queue: &Queue, device: &Device, has_colours: bool) -> Result<String> {
     summary.title();
     summary.content();
     summary.file();
-    if let Some(image) = device.top().as_qcow2() {
-        summary.snapshots(image);
-    }
-    let bitmaps = match device.top().as_qcow2() {
-        Some(_) => queue.block_on(device.bitmaps(queue)),
-        None => Ok(Vec::new()),
-    };
+    summary.snapshots(device.top().snapshots().unwrap_or_default());
+    let bitmaps = queue.block_on(device.bitmaps(queue));
     summary.bitmaps(&bitmaps);
     summary.chain();
     summary.warnings(&bitmaps);
@@ -139,8 +134,7 @@ impl Summary<'_> {
         self.line("file", &text);
     }
 
-    fn snapshots(&mut self, image: &Image) {
-        let all = image.snapshots();
+    fn snapshots(&mut self, all: &[Snapshot]) {
         if all.is_empty() {
             return;
         }
@@ -151,7 +145,10 @@ impl Summary<'_> {
             let name = printable(snapshot.name_text());
             let date = localtime::format(snapshot.date_sec.into());
             let mut text = format!("{date}  {}", name);
-            if let Some(other) = snapshot.disk_size().filter(|own| *own != image.size()) {
+            if let Some(other) = snapshot
+                .disk_size()
+                .filter(|own| *own != self.device.size())
+            {
                 let _ = write!(text, " (of {})", size::human(other));
             }
             if snapshot.vm_state_size() > 0 {

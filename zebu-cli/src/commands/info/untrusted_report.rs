@@ -46,18 +46,15 @@ impl Untrusted {
                 name: name.into(),
             });
         }
-        if let Some(image) = layer.as_qcow2() {
-            let header = image.header();
-            let data_file = header.extensions.data_file().map(OsStr::from_bytes);
-            if let Some(name) = data_file.filter(|_| header.has_data_file()) {
-                let spec = FileSpec::resolve(name, Some(file));
-                would_open.push(Named {
-                    role: "data-file",
-                    format: Some("raw".into()),
-                    path: spec.ok().map(|s| s.name().to_owned()),
-                    name: name.into(),
-                });
-            }
+        if let Some(name) = layer.data_file().filter(|name| !name.is_empty()) {
+            let name = OsStr::from_bytes(name);
+            let spec = FileSpec::resolve(name, Some(file));
+            would_open.push(Named {
+                role: "data-file",
+                format: Some("raw".into()),
+                path: spec.ok().map(|s| s.name().to_owned()),
+                name: name.into(),
+            });
         }
         would_open.extend(layer.spec.extents.iter().map(|extent| Named {
             role: "extent",

@@ -167,7 +167,7 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
 fn describe(context: &Context, queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
     let layer = device.top();
     let cluster_size = layer.cluster_size().unwrap_or(0);
-    let vm_state = layer.as_qcow2().map_or(0, |image| image.vm_state_offset());
+    let vm_state = layer.vm_state_offset().unwrap_or(0);
     let specific = match device.is_filtered() {
         false => specific_text(context, queue, device)?,
         true => Vec::new(),

@@ -307,11 +307,11 @@ fn aio_flush(session: &mut Session, _args: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// Reads from the VM state, which only qcow2 images have.
+/// Reads from the VM state, which images of few formats have.
 fn read_vm_state(session: &mut Session, report: &Report, count: usize) -> Outcome {
     let out = session.out.clone();
     let image = session.image()?;
-    if image.device.top().as_qcow2().is_none() {
+    if image.device.top().vm_state_offset().is_none() {
         return Err(Failure::Out(failed("read", libc::EOPNOTSUPP)));
     }
     let buffer = image

@@ -55,7 +55,7 @@ impl Request {
         let out = session.out.clone();
         let image = session.image()?;
         let to_vm_state = matches!(self.job, Job::VmState(_));
-        if to_vm_state && image.device.top().as_qcow2().is_none() {
+        if to_vm_state && image.device.top().vm_state_offset().is_none() {
             return Err(Failure::Out(failed(self.verb, libc::EOPNOTSUPP)));
         }
         if !to_vm_state && !image.has_range(self.offset, self.count) {

@@ -427,7 +427,7 @@ impl Opening<'_> {
             vpc,
         })
         .await?;
-        if role == Role::Top && self.options.snapshot.is_some() && image.as_qcow2().is_none() {
+        if role == Role::Top && self.options.snapshot.is_some() && image.snapshots().is_none() {
             return Err(Error::Refused(format!(
                 "Block format '{}' used by device '' does not support temporarily loading internal \
                  snapshots",

@@ -3,13 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::amend::AmendOptions;
+use super::check::CheckMessage;
 use super::{Image, OpenImage, SharedImage, create};
-use crate::drivers::qcow2::structures::{Header, MAGIC};
+use crate::codec::Compression;
+use crate::drivers::qcow2::structures::{Header, MAGIC, Snapshot};
 use crate::drivers::{
-    AnyImage, BackingName, BoxFuture, Changing, Clear, CompressedData, Context, Driver, Epochs,
-    Extent, Format, FormatImage, Holes, OpenRequest, Preallocation, Purpose, StorageId,
+    AfterClose, AnyImage, BackingName, BitmapChange, BitmapInfo, Bits, BoxFuture, Changing,
+    CheckReport, Clear, CompressedData, Context, Driver, Epochs, Extent, Format, FormatImage,
+    Holes, OpenRequest, Preallocation, Purpose, RepairMode, SnapshotChange, StorageId,
 };
 use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{Counted, Iov, LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -131,6 +136,18 @@ impl FormatImage for SharedImage {
         storages
     }
 
+    fn data_storage(&self) -> StorageId {
+        Image::data_storage(self)
+    }
+
+    fn has_zero_units(&self) -> bool {
+        self.version() >= 3
+    }
+
+    fn packed_by(&self) -> Option<Compression> {
+        (!self.geometry().has_data_file()).then(|| self.compression())
+    }
+
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         Image::cached_extent(self, guest, limit)
     }
@@ -201,6 +218,114 @@ impl FormatImage for SharedImage {
         Some(BackingName {
             name: header.backing_file()?,
             format: header.extensions.backing_format(),
+        })
+    }
+
+    fn data_file(&self) -> Option<&[u8]> {
+        let header = self.header();
+        let name = header.extensions.data_file().unwrap_or_default();
+        header.has_data_file().then_some(name)
+    }
+
+    fn check<'a>(
+        &'a self,
+        queue: &'a Queue,
+        say: &'a mut dyn FnMut(String),
+        report: &'a dyn Report,
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        Box::pin(async move {
+            let mut emit = |message: CheckMessage| say(message.to_string());
+            Image::check(self, queue, &mut emit, report).await.map(Some)
+        })
+    }
+
+    fn repair<'a>(
+        &'a self,
+        queue: &'a Queue,
+        mode: RepairMode,
+        say: &'a mut dyn FnMut(String),
+        report: &'a dyn Report,
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        Box::pin(async move {
+            let mut emit = |message: CheckMessage| say(message.to_string());
+            let repairing = Image::repair(self, queue, mode, &mut emit, report);
+            repairing.await.map(Some)
+        })
+    }
+
+    fn stores_bitmaps(&self) -> bool {
+        self.version() >= 3
+    }
+
+    fn bitmaps<'a>(&'a self, queue: &'a Queue) -> BoxFuture<'a, Result<Vec<BitmapInfo>>> {
+        Box::pin(Image::bitmaps(self, queue))
+    }
+
+    fn bitmap<'a>(&'a self, queue: &'a Queue, name: &'a [u8]) -> BoxFuture<'a, Result<Arc<Bits>>> {
+        Box::pin(self.bitmap_by_name(queue, name))
+    }
+
+    fn change_bitmap<'a>(
+        &'a mut self,
+        queue: &'a Queue,
+        name: &'a [u8],
+        change: BitmapChange<'a>,
+    ) -> Changing<'a> {
+        let change = async move |image: &mut Image| {
+            let result = image.change_bitmap(queue, name, change).await;
+            image.mark_if_corrupt(queue, result).await
+        };
+        Box::pin(self.whole(change))
+    }
+
+    fn snapshots(&self) -> Option<&[Snapshot]> {
+        Some(Image::snapshots(self))
+    }
+
+    fn is_snapshot(&self) -> bool {
+        Image::is_snapshot(self)
+    }
+
+    fn snapshot_shows_below<'a>(
+        &'a self,
+        queue: &'a Queue,
+        snapshot: &'a Snapshot,
+        end: u64,
+    ) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(Image::snapshot_shows_below(self, queue, snapshot, end))
+    }
+
+    fn change_snapshots<'a>(
+        &'a mut self,
+        queue: &'a Queue,
+        change: SnapshotChange<'a>,
+    ) -> Changing<'a> {
+        let change = async move |image: &mut Image| {
+            let result = match change {
+                SnapshotChange::Create(name) => image.snapshot_create(queue, name).await,
+                SnapshotChange::Apply(name) => image.snapshot_apply(queue, name).await,
+                SnapshotChange::Delete(name) => image.snapshot_delete(queue, name).await,
+            };
+            image.mark_if_corrupt(queue, result).await
+        };
+        Box::pin(self.whole(change))
+    }
+
+    fn vm_state_offset(&self) -> Option<u64> {
+        Some(Image::vm_state_offset(self))
+    }
+
+    fn write_vm_state<'a>(
+        &'a mut self,
+        context: Context<'a>,
+        offset: u64,
+        iov: &'a Iov,
+    ) -> Changing<'a> {
+        Box::pin(async move {
+            let end = offset + iov.len() as u64;
+            let image = self.own().await?;
+            image.reach_vm_state(context.queue, end).await?;
+            Image::write_vm_state(self, context, offset, iov).await
         })
     }
 
@@ -307,11 +432,31 @@ impl FormatImage for SharedImage {
         Box::pin(async move { self.own().await?.reopen(context.queue).await })
     }
 
-    fn as_qcow2(&self) -> Option<&Image> {
-        Some(self)
+    fn amend<'a>(
+        &'a mut self,
+        context: Context<'a>,
+        options: &'a AmendOptions,
+        report: &'a dyn Report,
+    ) -> Changing<'a> {
+        Box::pin(self.amend_open(context, options, report))
     }
 
-    fn as_qcow2_mut(&mut self) -> Option<&mut SharedImage> {
+    fn after_close<'a>(&'a self, queue: &'a Queue, step: AfterClose<'a>) -> Changing<'a> {
+        Box::pin(async move {
+            match step {
+                AfterClose::Amend(options, report) => {
+                    self.amend_closed(queue, options, report).await
+                }
+                AfterClose::CutEnd => self.cut_end(queue).await,
+                AfterClose::FinishNew if self.header().unfinished => {
+                    create::finish(&**self.file(), queue, self.version()).await
+                }
+                AfterClose::FinishNew => Ok(()),
+            }
+        })
+    }
+
+    fn as_qcow2(&self) -> Option<&Image> {
         Some(self)
     }
 }

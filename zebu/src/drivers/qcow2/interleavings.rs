@@ -13,8 +13,8 @@ use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::thread;
 
-use super::dirty::Dirty;
-use super::table::Slice;
+use super::map::table::Slice;
+use super::writer::dirty::Dirty;
 use crate::drivers::qcow2::structures::{Geometry, Header, L2Entry};
 use crate::drivers::{Epochs, Gate, Ranges};
 use crate::offset::HostOffset;

@@ -1,40 +1,38 @@
-//! qcow2 images: mapping, caches, allocation, and the order in which changes reach the disk.
+//! qcow2 images: all that knows what is in them. The layers above ask by
+//! [`FormatImage`](crate::drivers::FormatImage), which `driver` implements.
+//!
+//! To be read in this order:
+//!
+//! - `structures`: what is on the disk, as pure values;
+//! - `open`, `limits`, `luks`: from a file to an [`Image`]; `shared`: an image that tasks share;
+//! - `map`: the map step, guest range in, extent out;
+//! - `disk`: writes, zeroes, another size, as the device asks for them;
+//! - `writer`: what an image has that is written; the steps of a change, and of a commit;
+//! - `allocation`: refcounts, and clusters taken and freed;
+//! - `header`, `resize`: changes of the header, and of the tables of a whole image;
+//! - `snapshots`, `bitmaps`: one subject each;
+//! - `create`: new images; `check`: check and repair; `amend`: other options;
+//! - `interleavings`: tests of what threads share, under a scheduler.
 
-mod allocate;
+mod allocation;
 pub(crate) mod amend;
 mod bitmaps;
-mod change;
 pub(crate) mod check;
-mod commit;
 pub(crate) mod create;
-mod dirty;
 mod disk;
-mod downgrade;
 mod driver;
-mod frees;
-mod grow;
 mod header;
-mod inflate;
 #[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
 mod limits;
 mod luks;
 mod map;
 mod open;
-mod pack;
-mod preallocation;
-mod protect;
-mod refcounts;
 mod resize;
 mod shared;
-mod snapshot;
 mod snapshots;
-mod space;
 pub(crate) mod structures;
-mod table;
-mod target;
 mod writer;
-mod zero;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,14 +44,14 @@ use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub use crate::drivers::{Extent, Limits, Mapping};
-pub(crate) use bitmaps::{BitmapChange, Bits};
+pub use allocation::protect::OverlapChecks;
 pub use driver::DRIVER;
 pub(crate) use header::check_recorded;
-pub(crate) use inflate::inflater;
+pub(crate) use map::inflate::inflater;
 pub use open::OpenImage;
-pub use protect::OverlapChecks;
 pub use shared::SharedImage;
-pub use snapshot::SnapshotName;
+pub(crate) use snapshots::SnapshotChange;
+pub use snapshots::SnapshotName;
 pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.
@@ -85,16 +83,16 @@ pub struct Image {
     snapshots: Vec<Snapshot>,
     /// Whether it is the view of a snapshot, not the active disk.
     is_snapshot: bool,
-    l1: table::L1Table,
+    l1: map::table::L1Table,
     /// Entries of a slice; a power of two.
     slice_entries: usize,
     /// Logarithm of the bytes of the disk that a slice maps.
     slice_bits: u32,
     /// By slice number: guest offset over what a slice maps.
-    slices: Cache<table::Slice>,
+    slices: Cache<map::table::Slice>,
     /// Inflated clusters by the host offset and length of their data.
     inflated: Cache<Vec<u8>>,
-    preallocated: preallocation::Known,
+    preallocated: map::preallocation::Known,
     /// The work that may still be done with an untrusted image.
     work: Option<Arc<Work>>,
     tasks: shared::Tasks,
@@ -302,22 +300,6 @@ impl Image {
     #[doc(hidden)]
     pub fn cache_hits_and_loads(&self) -> (u64, u64) {
         (self.slices.hits(), self.slices.misses())
-    }
-
-    /// The guest offset where `position` in the VM state is.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] if `length` bytes from there on cannot be.
-    pub(crate) fn vm_state_at(&self, position: u64, length: u64) -> Result<u64> {
-        let start = self.vm_state_offset();
-        start
-            .checked_add(position)
-            .filter(|at| at.checked_add(length).is_some_and(|end| end >> 63 == 0))
-            .ok_or(Error::OutOfRange {
-                offset: position,
-                length,
-                size: (1 << 63) - start.min(1 << 63),
-            })
     }
 
     /// Whether it is open for writing.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::table::L1Table;
-use super::{CacheOptions, Image, Limits, SnapshotName};
+use super::map::table::L1Table;
+use super::{CacheOptions, Image, Limits, Mapping, SnapshotName};
 use crate::drivers::cache::Cache;
 use crate::drivers::qcow2::structures::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
@@ -305,7 +305,7 @@ fn slice_cache(
     options: CacheOptions,
     limits: Option<&Limits>,
     l1_bytes: u64,
-) -> Result<(usize, Cache<super::table::Slice>)> {
+) -> Result<(usize, Cache<super::map::table::Slice>)> {
     let entry_size = geometry.l2_entry_size() as u64;
     let cluster_size = geometry.cluster_size();
     let slice_bytes = options
@@ -364,7 +364,7 @@ impl Image {
 
     /// A snapshot of this image, from the same file. The image may be open for writing: the view is
     /// right until its snapshots change.
-    pub(crate) async fn view_snapshot(&self, queue: &Queue, snapshot: &Snapshot) -> Result<Image> {
+    async fn view_snapshot(&self, queue: &Queue, snapshot: &Snapshot) -> Result<Image> {
         let name = SnapshotName::Exact {
             id: Some(snapshot.id_text().to_vec()),
             name: Some(snapshot.name_text().to_vec()),
@@ -373,6 +373,26 @@ impl Image {
         let data = Some(self.data.clone());
         let image = image.finish(queue, data, CacheOptions::default()).await?;
         image.at_snapshot(queue, &name).await
+    }
+
+    /// Whether a snapshot has nothing of its own somewhere before `end`.
+    pub(super) async fn snapshot_shows_below(
+        &self,
+        queue: &Queue,
+        snapshot: &Snapshot,
+        end: u64,
+    ) -> Result<bool> {
+        let view = self.view_snapshot(queue, snapshot).await?;
+        let end = end.min(view.size());
+        let mut at = 0;
+        while at < end {
+            let extent = view.extent(queue, at, end - at).await?;
+            if matches!(extent.mapping, Mapping::Unallocated { .. }) {
+                return Ok(true);
+            }
+            at += extent.length;
+        }
+        Ok(false)
     }
 
     /// The size of the disk at a snapshot, in bytes. Without one of its own, in an old image, it is

@@ -72,7 +72,7 @@ impl Image {
     pub(crate) async fn unmap_from(&mut self, queue: &Queue, from: u64) -> Result<()> {
         self.finish_writing(queue).await?;
         let coverage = self.geometry.l2_coverage();
-        let is_there = |l1: &super::table::L1Table, index| l1.get(index).raw_offset().0 != 0;
+        let is_there = |l1: &super::map::table::L1Table, index| l1.get(index).raw_offset().0 != 0;
         let entries = self.l1.len() as u64;
         if !(from / coverage..entries).any(|index| is_there(&self.l1, index)) {
             return Ok(());

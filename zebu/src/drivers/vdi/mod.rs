@@ -27,6 +27,7 @@ use super::{
 };
 use crate::drivers::qcow2::structures::FormatError;
 use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{self, Iov, Queue, Storage, Work};
 use crate::{Error, Result};
 use write::Writer;
@@ -381,6 +382,7 @@ impl FormatImage for OpenVdi {
         &'a self,
         _queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         let report = CheckReport {
             corruptions: self.image.check(say),

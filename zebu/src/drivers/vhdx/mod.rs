@@ -42,6 +42,7 @@ use super::{
 };
 use crate::Result;
 use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{Iov, Patched, Queue, Storage, Work};
 
 use fields::Guid;
@@ -234,6 +235,7 @@ impl FormatImage for Vhdx {
         &'a self,
         queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(async move {
             Ok(Some(CheckReport {

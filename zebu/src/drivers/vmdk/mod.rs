@@ -24,6 +24,7 @@ use super::{
 };
 use crate::codec::{Inflater, Stream};
 use crate::offset::HostOffset;
+use crate::progress::Report;
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 use descriptor::Identity;
@@ -419,6 +420,7 @@ impl FormatImage for Vmdk {
         &'a self,
         queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
+        _report: &'a dyn Report,
     ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(async move {
             self.check_grains(queue, say).await?;

@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use super::pipe::Pipe;
 use crate::block::Device;
 use crate::drivers::qcow2::structures::{
-    Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
+    Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountSpace, RefcountTableEntry,
 };
 use crate::jobs::convert::ConvertError;
-use crate::jobs::measure::{Qcow2Target, refcount_space};
 use crate::jobs::packing::Packing;
 use crate::jobs::{CreateQcow2, Preallocation};
 use crate::offset::HostOffset;
@@ -272,16 +271,9 @@ impl Layout {
         let geometry = &self.geometry;
         let l2_tables = l1.iter().filter(|used| **used).count() as u64;
         let l1_clusters = (geometry.l1_entries() * 8).div_ceil(geometry.cluster_size());
-        let target = Qcow2Target {
-            version: self.header.version,
-            cluster_bits: geometry.cluster_bits(),
-            refcount_order: self.header.refcount_order,
-            extended_l2: geometry.has_extended_l2(),
-            preallocated: false,
-            backing: false,
-        };
         let others = 1 + l1_clusters + l2_tables + data;
-        let refcounts = refcount_space(others, &target);
+        let (bits, order) = (geometry.cluster_bits(), geometry.refcount_order());
+        let refcounts = RefcountSpace::of_file(others, bits, order);
         let end = others + refcounts.clusters();
         let blocks = refcounts.blocks;
         let blocks_start = 1 + refcounts.table;

@@ -155,12 +155,10 @@ impl<'a> Picture<'a> {
             }
             say(text);
         }
-        if let Some(image) = top.as_qcow2()
-            && !image.snapshots().is_empty()
-        {
+        if let Some(snapshots) = top.snapshots().filter(|all| !all.is_empty()) {
             say(format!(
                 "Snapshots: {}, holding {} of the disk's data, too",
-                image.snapshots().len(),
+                snapshots.len(),
                 size::human(total.shared)
             ));
         }

@@ -5,7 +5,7 @@ use crate::drivers::qcow2::structures::Header;
 use crate::storage::{self, Queue, Storage};
 
 /// Reads the header of the image in `file`.
-pub(crate) async fn read_header(queue: &Queue, file: &dyn Storage) -> Result<Header> {
+pub(super) async fn read_header(queue: &Queue, file: &dyn Storage) -> Result<Header> {
     let length = file.len()?;
     let start = storage::read_vec(file, queue, 0, length.min(512) as usize).await?;
     let size = Header::decode_fixed(&start)?.cluster_size();
@@ -14,7 +14,7 @@ pub(crate) async fn read_header(queue: &Queue, file: &dyn Storage) -> Result<Hea
 }
 
 /// Writes `new` in the place of `old`, durably.
-pub(crate) async fn write_header(
+pub(super) async fn write_header(
     queue: &Queue,
     file: &dyn Storage,
     old: &Header,

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 /// Gives the image in `file`, which nothing else uses, refcounts of `1 << order` bits. `header` is
 /// the one in the file, before and after.
-pub(crate) async fn change_width(
+pub(super) async fn change_width(
     queue: &Queue,
     file: &dyn Storage,
     header: &mut Header,
@@ -48,7 +48,7 @@ pub(crate) async fn change_width(
 }
 
 /// Refuses refcounts of `1 << order` bits if they are too narrow for the existing ones.
-pub(crate) async fn check_width(
+pub(super) async fn check_width(
     queue: &Queue,
     file: &dyn Storage,
     header: &Header,
@@ -65,7 +65,7 @@ pub(crate) async fn check_width(
 }
 
 /// Where in the image in `file` the last cluster that is in use ends, in bytes.
-pub(crate) async fn used_end(queue: &Queue, file: &dyn Storage, header: &Header) -> Result<u64> {
+pub(super) async fn used_end(queue: &Queue, file: &dyn Storage, header: &Header) -> Result<u64> {
     let refcounts = OldRefcounts::read(queue, file, header).await?;
     let used = refcounts.survey(&refcounts.geometry).await?;
     Ok(used.end << header.cluster_bits)

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{Bitmaps, Bits, Loaded};
+use super::{Bitmaps, Loaded};
+use crate::drivers::Bits;
 use crate::drivers::qcow2::Image;
-use crate::drivers::qcow2::frees::Freed;
+use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::structures::{
     BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_BYTES, check_table,
 };

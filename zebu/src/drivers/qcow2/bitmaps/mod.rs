@@ -9,7 +9,6 @@
 //!
 //! A bitmap that cannot be read stays `in_use`. The image can be used all the same.
 
-mod bits;
 mod directory;
 mod load;
 mod owned;
@@ -20,12 +19,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-pub(crate) use bits::Bits;
-use bits::bits_for;
-pub(crate) use whole::BitmapChange;
-
 use super::Image;
-use super::frees::Freed;
+use super::allocation::frees::Freed;
+use crate::drivers::BitmapInfo;
+use crate::drivers::bits::{Bits, bits_for};
 use crate::drivers::qcow2::structures::{BitmapEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -48,13 +45,6 @@ pub(crate) struct Directory {
     pub offset: u64,
     /// The entries.
     pub entries: Vec<BitmapEntry>,
-}
-
-/// A bitmap as it is listed.
-pub(crate) struct BitmapState {
-    pub entry: BitmapEntry,
-    /// Whether it can be relied on.
-    pub is_consistent: bool,
 }
 
 /// A bitmap in memory.
@@ -183,14 +173,16 @@ impl Bitmaps {
 
 impl Image {
     /// The bitmaps, for [`Device::bitmaps`](crate::block::Device::bitmaps).
-    pub(crate) async fn bitmaps(&self, queue: &Queue) -> Result<Vec<BitmapState>> {
+    pub(crate) async fn bitmaps(&self, queue: &Queue) -> Result<Vec<BitmapInfo>> {
         let directory = self.bitmap_directory(queue).await?;
         let entries = directory.entries.into_iter().enumerate();
         Ok(entries
-            .map(|(index, entry)| BitmapState {
-                is_consistent: self.is_loaded(index)
-                    || !entry.in_use() && entry.check(&self.geometry).is_ok(),
-                entry,
+            .map(|(index, entry)| BitmapInfo {
+                granularity: entry.granularity().unwrap_or(0),
+                enabled: entry.auto(),
+                inconsistent: !self.is_loaded(index)
+                    && (entry.in_use() || entry.check(&self.geometry).is_err()),
+                name: entry.name,
             })
             .collect())
     }

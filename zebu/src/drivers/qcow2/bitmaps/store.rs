@@ -10,11 +10,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Bitmaps, Bits, Directory};
+use super::{Bitmaps, Directory};
 use crate::Result;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::Bits;
 use crate::drivers::qcow2::Image;
-use crate::drivers::qcow2::frees::Freed;
+use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::structures::{BITMAP_IN_USE, BitmapCluster, BitmapTableEntry};
 use crate::drivers::qcow2::writer::Writer;
 use crate::storage::{self, Queue};

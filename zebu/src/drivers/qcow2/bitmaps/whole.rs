@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::bits::bits_for;
-use super::{Bitmaps, Bits, Directory, Loaded};
+use super::{Bitmaps, Directory, Loaded};
+use crate::drivers::BitmapChange;
+use crate::drivers::bits::{Bits, bits_for};
 use crate::drivers::qcow2::Image;
-use crate::drivers::qcow2::frees::Freed;
-use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
+use crate::drivers::qcow2::allocation::frees::Freed;
+use crate::drivers::qcow2::allocation::protect::BITMAP_DIRECTORY;
 use crate::drivers::qcow2::structures::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
     EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
@@ -14,26 +15,6 @@ use crate::drivers::qcow2::structures::{
 };
 use crate::storage::Queue;
 use crate::{Error, Result, printable};
-
-/// What is done to a bitmap.
-#[derive(Debug)]
-pub(crate) enum BitmapChange<'a> {
-    /// It is made, without a set bit.
-    Add {
-        /// Bytes of the disk to a bit, as a power of two that the format allows.
-        granularity_bits: u8,
-        /// Whether changes of the disk are recorded.
-        enabled: bool,
-    },
-    /// It is removed, in whatever state it is.
-    Remove,
-    /// No bit is set any more.
-    Clear,
-    /// Changes are recorded from now on, or not any more.
-    Enable(bool),
-    /// Bits are set that another bitmap has.
-    Merge(&'a Bits),
-}
 
 /// A bitmap before a change.
 struct Before {

@@ -33,9 +33,9 @@ mod writer;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use crate::drivers::CheckReport;
 use crate::drivers::qcow2::structures::{Geometry, Header, MAX_L1_BYTES, Snapshot};
 use crate::drivers::qcow2::{Image, OpenImage};
+use crate::drivers::{CheckReport, RepairMode};
 use crate::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
@@ -45,7 +45,7 @@ pub use message::CheckMessage;
 use read::Reader;
 use refcounts::{Fix, StoredRefcounts};
 use repair::Writable;
-pub use repair::{RepairMode, repair, repair_image};
+pub use repair::{repair, repair_image};
 use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
 pub use uses::Use;
@@ -66,13 +66,26 @@ pub async fn check<G: IntoControlFlow>(
     report: &mut dyn FnMut(CheckMessage),
     on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
-    let reporter = Reporter::new(on_progress);
-    let mut metadata = Metadata::load(queue, image.file(), None, report).await?;
-    metadata.data_len = data_len(image)?;
-    reporter.plan(metadata.l1_entries());
-    let found = check_metadata(queue, &metadata, report, &reporter).await?;
-    reporter.finish();
-    Ok(found)
+    image
+        .check(queue, report, &Reporter::new(on_progress))
+        .await
+}
+
+impl Image {
+    /// See [`check`].
+    pub(crate) async fn check(
+        &self,
+        queue: &Queue,
+        emit: &mut dyn FnMut(CheckMessage),
+        reporter: &dyn Report,
+    ) -> Result<CheckReport> {
+        let mut metadata = Metadata::load(queue, self.file(), None, emit).await?;
+        metadata.data_len = data_len(self)?;
+        reporter.plan(metadata.l1_entries());
+        let found = check_metadata(queue, &metadata, emit, reporter).await?;
+        reporter.finish();
+        Ok(found)
+    }
 }
 
 /// The metadata that a check begins with.

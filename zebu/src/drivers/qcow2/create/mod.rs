@@ -4,6 +4,7 @@
 //! is filled, until its data are.
 
 mod layout;
+mod measure;
 mod options;
 
 use std::ffi::OsString;
@@ -11,6 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use layout::{Layout, data_of_tables};
+pub use measure::Qcow2Target;
+pub(crate) use measure::too_large;
 pub(super) use options::CREATE_OPTIONS;
 pub use options::log2;
 

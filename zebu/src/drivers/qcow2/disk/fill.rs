@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Disk;
 use crate::Result;
 use crate::drivers::Mapping;
-use crate::drivers::qcow2::change::Filling;
+use crate::drivers::qcow2::writer::change::Filling;
 use crate::offset::HostOffset;
 use crate::storage::{self, Iov, PoolBuffer, Queue, Step};
 

@@ -1,7 +1,12 @@
 //! The disk of an image, as requests change it: with what lies below.
+//!
+//! - `write`, then `fill`: what is written, with what it leaves of the old content; `zero`: no content;
+//! - `compress`, `pack`: compressed clusters, of one request or packed by a job;
+//! - `resize`: changes of the whole disk.
 
 mod compress;
 mod fill;
+mod pack;
 mod resize;
 mod write;
 mod zero;

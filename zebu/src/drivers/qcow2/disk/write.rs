@@ -5,8 +5,8 @@
 use super::Disk;
 use crate::Result;
 use crate::drivers::qcow2::Image;
-use crate::drivers::qcow2::change::{Change, NextWrite};
-use crate::drivers::qcow2::target::Target;
+use crate::drivers::qcow2::map::target::Target;
+use crate::drivers::qcow2::writer::change::{Change, NextWrite};
 use crate::storage::{self, Iov, Queue};
 
 impl Disk<'_> {

@@ -1,7 +1,7 @@
 //! Going back to a snapshot.
 
-use super::super::frees::Freed;
-use super::super::table::L1Table;
+use super::super::allocation::frees::Freed;
+use super::super::map::table::L1Table;
 use super::super::{Image, SnapshotName};
 use crate::drivers::qcow2::structures::{L1Entry, MAX_L1_BYTES, Snapshot};
 use crate::storage::Queue;

@@ -2,7 +2,7 @@
 //! may be written in place.
 
 use super::super::Image;
-use super::super::table::L1Table;
+use super::super::map::table::L1Table;
 use super::references::Table;
 use crate::Result;
 use crate::drivers::qcow2::structures::{ClusterKind, L1Entry, L2Entry};

@@ -1,8 +1,8 @@
 //! Refcounts of everything that an L1 table refers to.
 
 use super::super::Image;
-use super::super::frees::Freed;
-use super::super::table::L1Table;
+use super::super::allocation::frees::Freed;
+use super::super::map::table::L1Table;
 use crate::storage::Queue;
 use crate::{Error, Result};
 

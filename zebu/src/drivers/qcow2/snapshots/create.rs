@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::super::Image;
-use super::super::frees::Freed;
+use super::super::allocation::frees::Freed;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::structures::{MAX_SNAPSHOTS, Snapshot};
 use crate::storage::Queue;

@@ -1,7 +1,7 @@
 //! Deleting a snapshot.
 
-use super::super::frees::Freed;
-use super::super::table::L1Table;
+use super::super::allocation::frees::Freed;
+use super::super::map::table::L1Table;
 use super::super::{Image, SnapshotName};
 use crate::broken::{Rule, is_broken};
 use crate::storage::Queue;

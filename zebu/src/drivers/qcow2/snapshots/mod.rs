@@ -15,18 +15,25 @@
 //! - a new table is written where nothing is, and durable before the one header
 //!   write that makes it valid. What fails before it fails the change; what
 //!   fails after it costs space.
+//!
+//! `name`: how one is named; `create`, `apply`, `delete`: the changes; they share `references` and
+//! `counts` (what tables refer to, and its refcounts), `copied` (flags) and `store` (the table).
 
 mod apply;
 mod copied;
 mod counts;
 mod create;
 mod delete;
+mod name;
 mod references;
 mod store;
 
+pub(crate) use name::SnapshotChange;
+pub use name::SnapshotName;
+
 use super::Image;
+use super::map::table::L1Table;
 use super::open::read_l1;
-use super::table::L1Table;
 use crate::drivers::qcow2::structures::{AUTOCLEAR_KNOWN, Snapshot, check_table};
 use crate::storage::Queue;
 use crate::{Error, Result};

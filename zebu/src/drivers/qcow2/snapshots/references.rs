@@ -1,8 +1,8 @@
 //! What an L1 table refers to, in an order that is always the same.
 
 use super::super::Image;
-use super::super::frees::Freed;
-use super::super::table::L1Table;
+use super::super::allocation::frees::Freed;
+use super::super::map::table::L1Table;
 use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
 use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};

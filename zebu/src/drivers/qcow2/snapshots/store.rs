@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::Image;
-use super::super::frees::Freed;
+use super::super::allocation::frees::Freed;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::structures::{Header, Snapshot};

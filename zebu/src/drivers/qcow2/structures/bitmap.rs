@@ -90,7 +90,12 @@ impl BitmapEntry {
     #[must_use]
     #[doc(hidden)]
     pub fn encoded_len(&self) -> usize {
-        pad8(FIXED + self.extra_data.len() + self.name.len())
+        Self::stored_len(self.name.len(), self.extra_data.len())
+    }
+
+    /// The same of an entry with a name and extra data of so many bytes.
+    pub(crate) fn stored_len(name: usize, extra_data: usize) -> usize {
+        pad8(FIXED + extra_data + name)
     }
 
     /// The stored form, with padding to a multiple of 8 bytes.

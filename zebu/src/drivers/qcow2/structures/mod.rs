@@ -1,5 +1,8 @@
 //! Structures of qcow2 on the disk, and LUKS headers, as pure values: bytes in, values out, no I/O.
-//! Those of other formats are in their drivers.
+//!
+//! To be read in this order: `header` with its `features` and `extensions`; `geometry`, the sizes that
+//! follow from it; `l1` and `l2`, the mapping; `refcount`; `snapshot`; `bitmap`; `replace`, another header
+//! in the place of one; `luks`. `bounds` has what is too large, `error` what can be wrong.
 //!
 //! One file a subject. Every structure decodes from a slice and, except for LUKS headers, encodes
 //! to bytes. Nothing here reads a file or keeps state, and every number is checked. Invalid bytes

@@ -265,6 +265,14 @@ impl RefcountSpace {
         }
     }
 
+    /// The least space in a file without gaps, of `others` clusters of `1 << cluster_bits` bytes besides
+    /// it, with refcounts of `1 << order` bits.
+    pub fn of_file(others: u64, cluster_bits: u32, order: u32) -> RefcountSpace {
+        let cluster = 1u64 << cluster_bits;
+        let table = |blocks: u64| (blocks * 8).div_ceil(cluster);
+        RefcountSpace::counting(others, (cluster * 8) >> order, table)
+    }
+
     /// All of it.
     #[must_use]
     pub const fn clusters(&self) -> u64 {

@@ -39,6 +39,7 @@ use super::counts::Counts;
 use super::refcounts::{Fix, StoredRefcounts};
 use super::uses::{Conflict, Use, Uses};
 use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata, data_len};
+use crate::drivers::RepairMode;
 use crate::drivers::qcow2::Image;
 use crate::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::storage::{Queue, Storage};
@@ -48,16 +49,6 @@ pub(super) use writable::Writable;
 
 /// How often refcounts are rebuilt at most.
 const REBUILDS: usize = 3;
-
-/// What is to be repaired.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RepairMode {
-    /// Leaked clusters; and copied flags, if nothing else is wrong.
-    Leaks,
-    /// Everything that can be repaired.
-    All,
-}
 
 /// Repairs the image in `file`, which nothing else may use meanwhile.
 ///
@@ -77,7 +68,7 @@ pub async fn repair<G: IntoControlFlow>(
     emit: &mut dyn FnMut(CheckMessage),
     on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
-    repair_with(queue, file, None, mode, emit, on_progress).await
+    repair_with(queue, file, None, mode, emit, &Reporter::new(on_progress)).await
 }
 
 /// [`repair`] of an open image: what an external data file lacks is reported, too.
@@ -91,20 +82,34 @@ pub async fn repair_image<G: IntoControlFlow>(
     emit: &mut dyn FnMut(CheckMessage),
     on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
-    let (file, length) = (image.file().clone(), data_len(image)?);
-    repair_with(queue, file, length, mode, emit, on_progress).await
+    image
+        .repair(queue, mode, emit, &Reporter::new(on_progress))
+        .await
+}
+
+impl Image {
+    /// See [`repair_image`].
+    pub(crate) async fn repair(
+        &self,
+        queue: &Queue,
+        mode: RepairMode,
+        emit: &mut dyn FnMut(CheckMessage),
+        reporter: &dyn Report,
+    ) -> Result<CheckReport> {
+        let (file, length) = (self.file().clone(), data_len(self)?);
+        repair_with(queue, file, length, mode, emit, reporter).await
+    }
 }
 
 /// Repairs an image whose external data file has `data_len` bytes, if it is known.
-async fn repair_with<G: IntoControlFlow>(
+async fn repair_with(
     queue: &Queue,
     file: Arc<dyn Storage>,
     data_len: Option<u64>,
     mode: RepairMode,
     emit: &mut dyn FnMut(CheckMessage),
-    on_progress: impl FnMut(Progress) -> G,
+    reporter: &dyn Report,
 ) -> Result<CheckReport> {
-    let reporter = Reporter::new(on_progress);
     let mut metadata = Metadata::load(queue, &file, Some(mode), emit).await?;
     metadata.data_len = data_len;
     let repair = Repair {
@@ -112,7 +117,7 @@ async fn repair_with<G: IntoControlFlow>(
         writer: Writer::new(queue, &file),
         metadata,
         mode,
-        reporter: &reporter,
+        reporter,
     };
     let report = repair.run(emit).await?;
     reporter.finish();

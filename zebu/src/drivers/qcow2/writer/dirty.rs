@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::table::Slice;
+use crate::drivers::qcow2::map::table::Slice;
 use crate::drivers::sync::{Mutex, MutexGuard};
 
 /// Changed slices, by number, and L1 entries, by index.

@@ -18,15 +18,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Image;
-use super::allocate::Allocation;
-use super::frees::Freed;
-use super::protect::L2_TABLE;
-use super::table::Slice;
-use super::target::{Fill, Step};
-use super::writer::Announced;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::allocation::Allocation;
+use crate::drivers::qcow2::allocation::frees::Freed;
+use crate::drivers::qcow2::allocation::protect::L2_TABLE;
+use crate::drivers::qcow2::map::table::Slice;
+use crate::drivers::qcow2::map::target::{Fill, Step};
 use crate::drivers::qcow2::structures::{ClusterKind, L1Entry, L2Entry};
+use crate::drivers::qcow2::writer::Announced;
 use crate::drivers::{Held, Stay};
 use crate::offset::{GuestOffset, HostOffset};
 use crate::storage::{self, Queue};
@@ -148,7 +148,7 @@ impl<'a> Change<'a> {
 
 impl Filling<'_> {
     /// Before the clusters are written.
-    pub(super) fn begin(&self) -> Result<()> {
+    pub(in crate::drivers::qcow2) fn begin(&self) -> Result<()> {
         match is_broken(Rule::DataBeforeEntry) {
             true => self.image.map_fill(&self.slice, &self.fill, self.host),
             false => Ok(()),
@@ -157,7 +157,7 @@ impl Filling<'_> {
 
     /// Maps the clusters, after they are written. Returns the bytes of the request that this
     /// covers.
-    pub(super) fn map(self) -> Result<u64> {
+    pub(in crate::drivers::qcow2) fn map(self) -> Result<u64> {
         self.image.map_fill(&self.slice, &self.fill, self.host)?;
         if let Some(allocation) = self.allocation {
             allocation.keep();
@@ -167,7 +167,7 @@ impl Filling<'_> {
 }
 
 /// The range lock of guest clusters.
-pub(super) struct Hold<'a> {
+pub(in crate::drivers::qcow2) struct Hold<'a> {
     _held: Held<'a>,
     changing: &'a AtomicU64,
 }
@@ -180,7 +180,11 @@ impl Drop for Hold<'_> {
 
 impl Image {
     /// Waits until no other request changes the clusters of a range, and locks them.
-    pub(super) async fn hold(&self, guest: u64, length: u64) -> Result<Hold<'_>> {
+    pub(in crate::drivers::qcow2) async fn hold(
+        &self,
+        guest: u64,
+        length: u64,
+    ) -> Result<Hold<'_>> {
         let bits = self.geometry.cluster_bits();
         let range = guest >> bits..(guest + length).div_ceil(1 << bits);
         let writer = self.writer()?;
@@ -194,7 +198,11 @@ impl Image {
 
     /// The slice of `guest`, in a table that the active disk alone has: one is
     /// made if need be. The caller holds the cluster of `guest`.
-    pub(super) async fn own_slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
+    pub(in crate::drivers::qcow2) async fn own_slice(
+        &self,
+        queue: &Queue,
+        guest: u64,
+    ) -> Result<Arc<Slice>> {
         let index = self.geometry.l1_index(GuestOffset(guest));
         if index >= self.l1.len() as u64 {
             return Err(Error::Refused(format!(
@@ -290,7 +298,7 @@ impl Image {
     ///
     /// Everything that the new entry points to is written, and its refcount
     /// raised.
-    pub(super) fn set_entry(
+    pub(in crate::drivers::qcow2) fn set_entry(
         &self,
         slice: &Arc<Slice>,
         guest: u64,
@@ -315,7 +323,7 @@ impl Image {
 
     /// The clusters of the file that an entry refers to. (Those of an external
     /// data file are not counted.)
-    pub(super) fn referred(&self, entry: L2Entry, punch: bool) -> Option<Freed> {
+    pub(in crate::drivers::qcow2) fn referred(&self, entry: L2Entry, punch: bool) -> Option<Freed> {
         match entry.kind(&self.geometry).ok()? {
             ClusterKind::Compressed(cluster) => {
                 Some(self.reference(cluster.offset.0, cluster.length, punch))
@@ -330,7 +338,12 @@ impl Image {
 
     /// Maps the clusters of a fill to host clusters from `host` on, after
     /// everything of it was written there.
-    pub(super) fn map_fill(&self, slice: &Arc<Slice>, fill: &Fill, host: HostOffset) -> Result<()> {
+    pub(in crate::drivers::qcow2) fn map_fill(
+        &self,
+        slice: &Arc<Slice>,
+        fill: &Fill,
+        host: HostOffset,
+    ) -> Result<()> {
         let size = self.geometry.cluster_size();
         let punch = self.writer()?.options.punch_other;
         for nth in 0..fill.clusters {

@@ -4,8 +4,8 @@
 //! that the old one can count, so that space cannot be allocated otherwise. All of
 //! it is durable before the header points to it.
 
-use super::Image;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::structures::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountSpace};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};

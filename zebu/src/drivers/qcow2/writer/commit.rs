@@ -18,12 +18,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Image;
-use super::frees::Freed;
-use super::refcounts::Writing as RefcountWriting;
-use super::table::Slice;
-use super::writer::{FailOnDrop, Writer};
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::allocation::frees::Freed;
+use crate::drivers::qcow2::allocation::refcounts::Writing as RefcountWriting;
+use crate::drivers::qcow2::map::table::Slice;
+use crate::drivers::qcow2::writer::{FailOnDrop, Writer};
 use crate::offset::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 use crate::{Error, Result};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::Image;
 use crate::Result;
 use crate::codec::{Compression, Inflater, Stream};
+use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::structures::{self, CompressedCluster, Header};
 use crate::drivers::{CompressedData, inflate};
 use crate::storage::Queue;
@@ -32,7 +32,10 @@ impl Image {
 
     /// The data of a descriptor, which has a bound of their length: in sectors, and some programs
     /// write more of them than there are data, also beyond the end of the file.
-    pub(super) fn compressed_data(&self, cluster: CompressedCluster) -> CompressedData {
+    pub(in crate::drivers::qcow2) fn compressed_data(
+        &self,
+        cluster: CompressedCluster,
+    ) -> CompressedData {
         CompressedData {
             host: cluster.offset,
             // Two clusters of 2 MiB at most.

@@ -2,11 +2,21 @@
 //! compare are built on it.
 //!
 //! With the L2 slice in the cache it does no I/O and waits for nothing.
+//!
+//! - `table`: L1 table and slices of L2 tables in memory; `target`: where a write goes;
+//! - `zero`: mappings without data; `inflate`: compressed clusters;
+//! - `preallocation`: whether holes of the file are data.
+
+pub(in crate::drivers::qcow2) mod inflate;
+pub(in crate::drivers::qcow2) mod preallocation;
+pub(in crate::drivers::qcow2) mod table;
+pub(in crate::drivers::qcow2) mod target;
+mod zero;
 
 use std::sync::Arc;
 
-use super::Image;
-use super::table::Slice;
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::map::table::Slice;
 use crate::drivers::qcow2::structures::SubclusterKind;
 use crate::drivers::{Extent, LOOKUP_WORK, Mapping, StorageId};
 use crate::offset::{GuestOffset, HostOffset};
@@ -44,7 +54,7 @@ impl Image {
         Some(self.extent_in(&slice, guest, limit))
     }
 
-    pub(super) async fn load_extent(
+    pub(in crate::drivers::qcow2) async fn load_extent(
         &self,
         queue: &Queue,
         guest: u64,
@@ -55,7 +65,11 @@ impl Image {
     }
 
     /// The slice of `guest`, where there is an L2 table.
-    pub(super) async fn slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
+    pub(in crate::drivers::qcow2) async fn slice(
+        &self,
+        queue: &Queue,
+        guest: u64,
+    ) -> Result<Arc<Slice>> {
         let number = self.slice_number(guest);
         if let Some(slice) = self.slices.get(number) {
             return Ok(slice);
@@ -76,7 +90,7 @@ impl Image {
     }
 
     /// The place of the entry of `guest` in its slice.
-    pub(super) fn index_in_slice(&self, guest: u64) -> usize {
+    pub(in crate::drivers::qcow2) fn index_in_slice(&self, guest: u64) -> usize {
         self.geometry.l2_index(GuestOffset(guest)) & (self.slice_entries - 1)
     }
 
@@ -85,7 +99,7 @@ impl Image {
         self.geometry.l2_coverage()
     }
 
-    pub(super) fn slice_number(&self, guest: u64) -> u64 {
+    pub(in crate::drivers::qcow2) fn slice_number(&self, guest: u64) -> u64 {
         guest >> self.slice_bits
     }
 
@@ -170,13 +184,17 @@ impl Image {
 
     /// The storage of clusters that are not compressed.
     #[inline]
-    pub(super) fn data_storage(&self) -> StorageId {
+    pub(in crate::drivers::qcow2) fn data_storage(&self) -> StorageId {
         StorageId(u32::from(self.geometry.has_data_file()))
     }
 
     /// Refuses a host cluster that is not where the disk has it, of an image with an external
     /// data file: it would be another cluster's.
-    pub(super) fn check_place(&self, host: HostOffset, guest: u64) -> Result<()> {
+    pub(in crate::drivers::qcow2) fn check_place(
+        &self,
+        host: HostOffset,
+        guest: u64,
+    ) -> Result<()> {
         let place = self.cluster_start(guest);
         if !self.geometry.has_data_file() || host.0 == place {
             return Ok(());

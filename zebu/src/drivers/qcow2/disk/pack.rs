@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::Image;
-use super::writer::Writer;
+use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
+use crate::drivers::qcow2::writer::Writer;
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ impl Drop for Packed<'_> {
 
 impl Image {
     /// Refuses compressed clusters where there can be none.
-    pub(super) fn refuse_packed(&self) -> Result<()> {
+    pub(in crate::drivers::qcow2) fn refuse_packed(&self) -> Result<()> {
         match self.geometry.has_data_file() {
             true => Err(Error::os(libc::ENOTSUP)),
             false => Ok(()),
@@ -39,7 +39,11 @@ impl Image {
     }
 
     /// Refuses clusters that are not whole, do not ascend, or whose data are not shorter.
-    pub(super) fn check_packed(&self, clusters: &[(u64, Range<usize>)], data: &[u8]) -> Result<()> {
+    pub(in crate::drivers::qcow2) fn check_packed(
+        &self,
+        clusters: &[(u64, Range<usize>)],
+        data: &[u8],
+    ) -> Result<()> {
         let size = self.geometry.cluster_size();
         let mut next = 0;
         for (guest, range) in clusters {

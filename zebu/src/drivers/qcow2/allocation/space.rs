@@ -8,10 +8,10 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::Image;
-use super::refcounts::Run;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::allocation::refcounts::Run;
 use crate::lock;
 use crate::storage::{self, Queue, Storage};
 
@@ -53,7 +53,12 @@ async fn take(file: &dyn Storage, queue: &Queue, range: &Range<u64>) -> Result<b
 impl Image {
     /// Makes the cluster of a new L2 table, inside the file, read as zeroes,
     /// and takes its space. `fresh`: it reads as zeroes already.
-    pub(super) async fn reserve_table(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
+    pub(in crate::drivers::qcow2) async fn reserve_table(
+        &self,
+        queue: &Queue,
+        table: u64,
+        fresh: bool,
+    ) -> Result<()> {
         if is_broken(Rule::TableIsWhole) {
             return Ok(());
         }
@@ -94,7 +99,11 @@ impl Image {
 
     /// Takes the space of new refcount blocks, and of their entries in the
     /// table.
-    pub(super) async fn reserve_refcount_blocks(&self, queue: &Queue, blocks: Run) -> Result<()> {
+    pub(in crate::drivers::qcow2) async fn reserve_refcount_blocks(
+        &self,
+        queue: &Queue,
+        blocks: Run,
+    ) -> Result<()> {
         let writer = self.writer()?;
         let size = self.geometry.cluster_size();
         let range = blocks.first * size..(blocks.first + blocks.count) * size;
@@ -109,7 +118,11 @@ impl Image {
 
     /// Takes the space of the piece of the L1 table with entry `index`, unless
     /// there is something in it: then it was written.
-    pub(super) async fn reserve_l1_entries(&self, queue: &Queue, index: u64) -> Result<()> {
+    pub(in crate::drivers::qcow2) async fn reserve_l1_entries(
+        &self,
+        queue: &Queue,
+        index: u64,
+    ) -> Result<()> {
         let piece = self.l1_piece(index);
         let entries = piece.start / 8..(piece.end / 8).min(self.l1.len() as u64);
         if (entries.into_iter()).any(|entry| self.l1.get(entry).raw_offset().0 != 0) {
@@ -127,7 +140,7 @@ impl Image {
 
     /// The bytes of the L1 table that are written together with entry `index`. They end with the
     /// sector in which the table ends: what follows may be a hole of the file, without space.
-    pub(super) fn l1_piece(&self, index: u64) -> Range<u64> {
+    pub(in crate::drivers::qcow2) fn l1_piece(&self, index: u64) -> Range<u64> {
         let piece = self.table_piece();
         let start = index * 8 / piece * piece;
         let end = (self.l1.len() as u64 * 8).next_multiple_of(SECTOR);
@@ -136,7 +149,7 @@ impl Image {
 
     /// Bytes of a piece of an L1 or refcount table: inside the table's
     /// clusters.
-    pub(super) fn table_piece(&self) -> u64 {
+    pub(in crate::drivers::qcow2) fn table_piece(&self) -> u64 {
         PIECE.min(self.geometry.cluster_size())
     }
 }

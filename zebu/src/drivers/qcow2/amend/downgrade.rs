@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::Image;
-use super::frees::Freed;
 use crate::Result;
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::structures::{ClusterKind, Geometry, L1Entry, L2Entry};
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
@@ -85,7 +85,10 @@ impl Image {
     }
 
     /// The L2 tables of the snapshots, and how many snapshots have each.
-    pub(super) async fn snapshot_tables(&self, queue: &Queue) -> Result<BTreeMap<u64, u64>> {
+    pub(in crate::drivers::qcow2) async fn snapshot_tables(
+        &self,
+        queue: &Queue,
+    ) -> Result<BTreeMap<u64, u64>> {
         let mut tables = BTreeMap::new();
         for snapshot in &self.snapshots {
             snapshot.check_l1(self.geometry.cluster_size())?;

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::Image;
 use crate::Result;
+use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::structures::{RefcountBlock, RefcountTableEntry};
 use crate::storage::{self, Queue};
 
@@ -14,7 +14,7 @@ pub(crate) struct Known(AtomicU8);
 
 impl Image {
     /// As [`Image::is_preallocated`] if that is known.
-    pub(super) fn known_preallocation(&self) -> Option<bool> {
+    pub(in crate::drivers::qcow2) fn known_preallocation(&self) -> Option<bool> {
         match self.preallocated.0.load(Ordering::Relaxed) {
             0 => None,
             known => Some(known == 2),

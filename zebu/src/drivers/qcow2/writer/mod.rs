@@ -1,22 +1,31 @@
 //! The state of an image that is open for writing.
+//!
+//! - `change`: the steps of an allocating write; `dirty`: the tables that have changed;
+//! - `commit`: the order in which they reach the disk.
+
+pub(in crate::drivers::qcow2) mod change;
+mod commit;
+pub(in crate::drivers::qcow2) mod dirty;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use super::Image;
-use super::bitmaps::Bitmaps;
-use super::dirty::Dirty;
-use super::frees::{Freed, Frees};
-use super::protect::{BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected};
-use super::refcounts::Refcounts;
-use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::allocation::frees::{Freed, Frees};
+use crate::drivers::qcow2::allocation::protect::{
+    BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected,
+};
+use crate::drivers::qcow2::allocation::refcounts::Refcounts;
+use crate::drivers::qcow2::allocation::space::Ahead;
+use crate::drivers::qcow2::bitmaps::Bitmaps;
 use crate::drivers::qcow2::structures::{
     AUTOCLEAR_DATA_FILE_RAW, AUTOCLEAR_KNOWN, ClusterKind, CompressedCluster, Header,
     INCOMPATIBLE_CORRUPT, L1Entry, L2Entry, Replacement,
 };
+use crate::drivers::qcow2::writer::dirty::Dirty;
 use crate::drivers::{Epochs, Gate, Ranges, Stay, inflate};
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
@@ -33,7 +42,7 @@ const MOST_INFLATED: u64 = 1 << 30;
 
 /// A request that may change the image: [`Image::announce`] has passed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Announced<'a>(pub(super) &'a Image);
+pub(crate) struct Announced<'a>(pub(in crate::drivers::qcow2) &'a Image);
 
 /// How an image is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,9 +100,9 @@ pub(crate) struct Writer {
     /// The header as it is on the disk.
     header: Mutex<Header>,
     /// Whether header and bitmaps are ready for the next change.
-    pub(super) announced: AtomicBool,
+    pub(in crate::drivers::qcow2) announced: AtomicBool,
     /// The bitmaps, from the first change on if the image has some.
-    pub(super) bitmaps: OnceLock<Bitmaps>,
+    pub(in crate::drivers::qcow2) bitmaps: OnceLock<Bitmaps>,
 }
 
 impl Writer {
@@ -137,7 +146,7 @@ impl Writer {
     }
 
     /// The next change announces itself anew.
-    pub(super) fn announce_again(&self) {
+    pub(in crate::drivers::qcow2) fn announce_again(&self) {
         self.announced.store(false, Ordering::SeqCst);
     }
 
@@ -476,7 +485,11 @@ impl Image {
 
     /// [`Image::announce`] if that needs no I/O.
     #[inline]
-    pub(super) fn announced(&self, writer: &Writer, range: &Range<u64>) -> Option<Announced<'_>> {
+    pub(in crate::drivers::qcow2) fn announced(
+        &self,
+        writer: &Writer,
+        range: &Range<u64>,
+    ) -> Option<Announced<'_>> {
         if !writer.announced.load(Ordering::Acquire) {
             return None;
         }
@@ -515,7 +528,7 @@ impl Image {
 
     /// Makes the file as long as it must be to be written. No write to its last
     /// page is in flight.
-    pub(super) async fn round_length(&self, queue: &Queue) -> Result<()> {
+    pub(in crate::drivers::qcow2) async fn round_length(&self, queue: &Queue) -> Result<()> {
         let wanted = self.file_len().next_multiple_of(self.length_unit());
         if wanted > self.file_len() {
             storage::set_len(&*self.file, queue, wanted).await?;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
-use super::protect::Protected;
+use crate::drivers::qcow2::allocation::protect::Protected;
 use crate::drivers::qcow2::structures::{Geometry, RefcountBlock, RefcountTableEntry};
 use crate::offset::HostOffset;
 use crate::{Error, Result};

@@ -17,6 +17,17 @@ pub enum SnapshotName {
     },
 }
 
+/// What is done with internal snapshots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SnapshotChange<'a> {
+    /// One is taken, with this name.
+    Create(&'a [u8]),
+    /// The disk becomes what it was.
+    Apply(&'a SnapshotName),
+    /// One is deleted.
+    Delete(&'a SnapshotName),
+}
+
 impl From<&str> for SnapshotName {
     fn from(text: &str) -> Self {
         SnapshotName::from(text.as_bytes())

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::Image;
-use super::table::Slice;
 use crate::Result;
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::map::table::Slice;
 use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
@@ -14,7 +14,7 @@ impl Image {
     /// clusters are dropped where they can be. The caller holds the clusters.
     /// False if the format cannot say that of what is at `guest`; the range up
     /// to there is done then: its length.
-    pub(super) async fn zero(
+    pub(in crate::drivers::qcow2) async fn zero(
         &self,
         queue: &Queue,
         guest: u64,
@@ -43,7 +43,7 @@ impl Image {
 
     /// Drops a range of whole clusters, which the caller holds. They read as zeroes afterwards. Not
     /// for version 2 with a backing file, which would show through.
-    pub(super) async fn drop_clusters(
+    pub(in crate::drivers::qcow2) async fn drop_clusters(
         &self,
         queue: &Queue,
         guest: u64,

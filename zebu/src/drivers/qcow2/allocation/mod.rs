@@ -1,12 +1,24 @@
 //! Allocating host clusters.
+//!
+//! - `refcounts`: the refcounts in memory, and the search for free clusters;
+//! - `frees`: references that were dropped, until the clusters may be used again;
+//! - `grow`: a larger refcount table;
+//! - `space`: space in the file for metadata, taken before anything changes;
+//! - `protect`: the places of the image's own tables.
+
+pub(in crate::drivers::qcow2) mod frees;
+mod grow;
+pub(in crate::drivers::qcow2) mod protect;
+pub(in crate::drivers::qcow2) mod refcounts;
+pub(in crate::drivers::qcow2) mod space;
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::Image;
-use super::frees::Freed;
-use super::refcounts::{Load, Missing, Run, Taken};
-use super::writer::Writer;
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::allocation::frees::Freed;
+use crate::drivers::qcow2::allocation::refcounts::{Load, Missing, Run, Taken};
+use crate::drivers::qcow2::writer::Writer;
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -209,7 +221,11 @@ impl Image {
     }
 
     /// Loads or makes a missing refcount block.
-    pub(super) async fn load_missing(&self, queue: &Queue, missing: Missing) -> Result<()> {
+    pub(in crate::drivers::qcow2) async fn load_missing(
+        &self,
+        queue: &Queue,
+        missing: Missing,
+    ) -> Result<()> {
         match missing {
             Missing::Load(load) => self.load_refcounts(queue, load).await,
             Missing::Grow(index) => self.grow_refcount_table(queue, index).await,
@@ -232,7 +248,7 @@ impl Image {
     }
 
     /// Makes the file reach to `end` at least.
-    pub(super) async fn lengthen(&self, queue: &Queue, end: u64) -> Result<()> {
+    pub(in crate::drivers::qcow2) async fn lengthen(&self, queue: &Queue, end: u64) -> Result<()> {
         if end <= self.file_len() {
             return Ok(());
         }
@@ -328,7 +344,7 @@ impl Image {
 
     /// What the length of the file is a multiple of while it is written, in
     /// bytes: with direct I/O, whole pages (see `storage/blocks.rs`).
-    pub(super) fn length_unit(&self) -> u64 {
+    pub(in crate::drivers::qcow2) fn length_unit(&self) -> u64 {
         match self.file.is_device() {
             true => 1,
             false => self.file.blocks().map_or(1, |blocks| blocks.page()),
@@ -359,7 +375,7 @@ impl Image {
     }
 
     /// Drops a reference. The error has the part of it that is left.
-    pub(super) async fn drop_reference(
+    pub(in crate::drivers::qcow2) async fn drop_reference(
         &self,
         queue: &Queue,
         freed: Freed,

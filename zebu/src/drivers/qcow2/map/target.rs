@@ -3,8 +3,8 @@
 //! A write goes in place, to a host cluster to which only the active disk refers, or the mapping
 //! must change first (`change.rs`).
 
-use super::Image;
-use super::table::Slice;
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::map::table::Slice;
 use crate::drivers::qcow2::structures::{ClusterKind, Geometry, L2Entry};
 use crate::offset::{GuestOffset, HostOffset};
 use crate::storage::{self, Queue};
@@ -79,7 +79,11 @@ impl Image {
 
     /// Where a write goes if all of it has one place in a cluster of its own, and finding that out
     /// needs no I/O. It is announced then.
-    pub(super) fn in_place(&self, guest: u64, length: u64) -> Option<HostOffset> {
+    pub(in crate::drivers::qcow2) fn in_place(
+        &self,
+        guest: u64,
+        length: u64,
+    ) -> Option<HostOffset> {
         let writer = self.writer.as_deref()?;
         if writer.check().is_err() || self.file.cache_mode().is_write_through() {
             return None;
