@@ -306,9 +306,6 @@ impl Disk {
 impl LockBytes for File {
     fn set(&self, byte: i64, locked: bool) -> io::Result<()> {
         self.disk().pause();
-        if locked && byte == HELD_WRITE {
-            self.disk().note_lock();
-        }
         let (file, open) = (self.number(), self.open_number());
         let done = self.disk().folder(|folder| match locked {
             true => _ = folder.locks.insert((file, byte, open)),
@@ -323,10 +320,16 @@ impl LockBytes for File {
     fn is_locked_by_others(&self, byte: i64) -> io::Result<bool> {
         self.disk().pause();
         let (file, own) = (self.number(), self.open_number());
-        self.disk().folder(|folder| {
+        let (locks, is_locked) = self.disk().folder(|folder| {
             let all = folder.locks.range((file, byte, 0)..=(file, byte, u64::MAX));
-            all.into_iter().any(|(.., open)| *open != own)
-        })
+            let is_locked = all.into_iter().any(|(.., open)| *open != own);
+            (folder.locks.contains(&(file, HELD_WRITE, own)), is_locked)
+        })?;
+        // The bytes are set first, and what others hold is looked at then.
+        if locks {
+            self.disk().note_lock();
+        }
+        Ok(is_locked)
     }
 }
 

@@ -275,16 +275,22 @@ impl Seen {
         }
         (0..2).any(|p| {
             let other = 1 - p;
-            // What a program has finished stays, unless it is replaced later.
-            let is_free =
-                !self.ok[other] || deeds[other].only_looks() || self.locked[p] > self.ended[other];
+            // What a program has finished stays, unless it is replaced later. It may end after another one
+            // has taken its lock.
+            let is_free = !self.ok[other]
+                || deeds[other].only_looks()
+                || self.locked[p] > self.changed[other];
             // What was written in part before the other program wrote, and a file that was made after its
             // name was removed, and not locked yet.
             let is_write = |deed: Deed| matches!(deed, Deed::Write(..));
             let is_below =
                 is_write(deeds[p]) && is_write(deeds[other]) && self.locked[p] < self.locked[other];
             let is_made = deeds[p].makes() && deeds[other].is_foreign() && found[0] == View::Empty;
-            let is_free = is_free || is_below || is_made;
+            // What it had done when it was stopped, with what the other program did.
+            let is_done = references
+                .iter()
+                .any(|r| r.order.contains(&other) && r.ok[other] && r.views[0] == found[0]);
+            let is_free = is_free || is_below || is_made || is_done;
             self.stopped[p] && is_free && self.is_left_by(p, deeds, references, found)
         })
     }
