@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 use zebu::internal::printable;
@@ -14,16 +14,26 @@ use crate::error::{Error, Result};
 /// Bytes that are hashed at a time.
 const PIECE: usize = 1 << 20;
 
-/// Creates a directory, and those above it, where there is none. Durable on return.
-pub(crate) fn create_directory(path: &Path) -> Result<()> {
+/// Creates a directory, and those above it, where there is none. Durable on return. Those that were created
+/// are added to `made`.
+pub(crate) fn create_directory(path: &Path, made: &mut Vec<PathBuf>) -> Result<()> {
     if path.is_dir() {
         return Ok(());
     }
-    create_directory(parent(path))?;
+    create_directory(parent(path), made)?;
     match fs::create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::file(path)(error)),
-        _ => sync_directory(parent(path)),
+        Ok(()) => made.push(path.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(Error::file(path)(error)),
     }
+    sync_directory(parent(path))
+}
+
+/// Whether a path leads to a file that is open.
+pub(crate) fn is_at(path: &Path, file: &File) -> bool {
+    let id = |found: fs::Metadata| (found.dev(), found.ino());
+    let at_path = fs::symlink_metadata(path).map(id);
+    matches!((at_path, file.metadata().map(id)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// The directory that a path is in.

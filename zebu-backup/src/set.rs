@@ -1,6 +1,7 @@
 //! A set of backups in a directory.
 
 use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,6 +16,8 @@ use crate::manifest::{Entry, Kind, Manifest, Merge, part};
 use crate::progress::{OnProgress, Step};
 
 const MANIFEST: &str = "manifest.json";
+/// [`files::replace`] writes the manifest to it first.
+const NEW_MANIFEST: &str = "manifest.new";
 const LOCK: &str = "lock";
 
 /// A directory with backups. One program changes it at a time.
@@ -25,6 +28,20 @@ pub struct Set {
     /// Locked as long as the set is open for changes.
     lock: Option<File>,
     notes: Mutex<Vec<String>>,
+    /// If there was no set: the directories that were made for it. They go again unless it gets a point.
+    pub(crate) made: Option<Vec<PathBuf>>,
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        let made = self.made.take();
+        // The lock is held until the last name is gone: no other program has begun a set there.
+        if let Some(made) = made.filter(|_| self.lock.is_some() && self.manifest.points.is_empty())
+        {
+            // What cannot be removed is removed by the next backup.
+            let _ = self.remove_new(&made);
+        }
+    }
 }
 
 impl Set {
@@ -42,6 +59,7 @@ impl Set {
             directory,
             lock: None,
             notes: Mutex::default(),
+            made: None,
         })
     }
 
@@ -51,27 +69,22 @@ impl Set {
     ///
     /// If another program changes it, if its manifest is not valid, or if the directory has files
     /// but no manifest.
+    ///
+    /// A new set that is dropped before it has a point leaves nothing.
     pub fn open_or_create(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
-        files::create_directory(&directory)?;
-        let path = directory.join(LOCK);
-        let mut options = File::options();
-        let options = options.read(true).write(true).create(true).truncate(false);
-        let lock = options.open(&path).map_err(Error::file(&path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let directory = files::shown(&directory);
-                return refuse(format!("{directory}: another backup is being made there"));
-            }
-            Err(TryLockError::Error(error)) => return Err(Error::file(&path)(error)),
-        }
         let path = directory.join(MANIFEST);
-        let manifest = match fs::read(&path) {
-            Ok(bytes) => decode(&path, &bytes)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        if directory.is_dir() && !path.exists() {
+            // Before anything is added to it.
+            refuse_files(&directory)?;
+        }
+        let mut made = Vec::new();
+        let lock = lock(&directory, &mut made)?;
+        let (manifest, made) = match fs::read(&path) {
+            Ok(bytes) => (decode(&path, &bytes)?, None),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 refuse_files(&directory)?;
-                Manifest::new(files::new_id()?)
+                (Manifest::new(files::new_id()?), Some(made))
             }
             Err(error) => return Err(Error::file(&path)(error)),
         };
@@ -80,7 +93,23 @@ impl Set {
             manifest,
             lock: Some(lock),
             notes: Mutex::default(),
+            made,
         })
+    }
+
+    /// Removes what a set without points consists of, and these directories, if nothing else is in them.
+    fn remove_new(&self, made: &[PathBuf]) -> Result<()> {
+        for file in &self.manifest.removing {
+            files::remove(&self.path(file))?;
+            files::remove(&self.path(&part(file)))?;
+        }
+        for file in [MANIFEST, NEW_MANIFEST, LOCK] {
+            files::remove(&self.path(file))?;
+        }
+        for directory in made.iter().rev() {
+            fs::remove_dir(directory).map_err(Error::file(directory))?;
+        }
+        Ok(())
     }
 
     /// Notes what a caller may want to know of a disk.
@@ -336,6 +365,32 @@ impl Set {
     }
 }
 
+/// Locks a directory, which is made if there is none. A set that failed removes its lock with its directory,
+/// so what was locked must be what is there.
+fn lock(directory: &Path, made: &mut Vec<PathBuf>) -> Result<File> {
+    let path = directory.join(LOCK);
+    loop {
+        files::create_directory(directory, made)?;
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let lock = match options.open(&path) {
+            Ok(lock) => lock,
+            // Another program has just removed the directory.
+            Err(error) if error.kind() == ErrorKind::NotFound && !directory.exists() => continue,
+            Err(error) => return Err(Error::file(&path)(error)),
+        };
+        match lock.try_lock() {
+            Ok(()) if files::is_at(&path, &lock) => return Ok(lock),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let directory = files::shown(directory);
+                return refuse(format!("{directory}: another backup is being made there"));
+            }
+            Err(TryLockError::Error(error)) => return Err(Error::file(&path)(error)),
+        }
+    }
+}
+
 fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     Manifest::decode(bytes)
         .map_err(|error| Error::Refused(format!("{}: {error}", files::shown(path))))
@@ -354,7 +409,7 @@ pub(crate) fn path_of(image: &Source) -> Option<PathBuf> {
 fn refuse_files(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory).map_err(Error::file(directory))? {
         let name = entry.map_err(Error::file(directory))?.file_name();
-        if name != LOCK && name != "manifest.new" {
+        if name != LOCK && name != NEW_MANIFEST {
             return refuse(format!(
                 "{}: there is no manifest, but other files",
                 files::shown(directory)

@@ -82,6 +82,29 @@ impl Set {
         options: &TakeOptions,
         on_progress: OnProgress<'_>,
     ) -> Result<u64> {
+        let made = self.made.take();
+        let mut bitmaps = Vec::new();
+        let taken = self.take_point(queue, disks, options, &mut bitmaps, on_progress);
+        if made.is_some() && taken.is_err() {
+            // Bitmaps have the id of a new set in their names: it stays if they do.
+            let mut stay = false;
+            for (nth, disk) in disks.iter().enumerate().take(bitmaps.len() + 1) {
+                let had_one = bitmaps.get(nth).is_some_and(Option::is_some);
+                stay |= !self.end_bitmaps(queue, disk) && had_one;
+            }
+            self.made = made.filter(|_| !stay);
+        }
+        taken
+    }
+
+    fn take_point(
+        &mut self,
+        queue: &Queue,
+        disks: &[Disk],
+        options: &TakeOptions,
+        bitmaps: &mut Vec<Option<String>>,
+        on_progress: OnProgress<'_>,
+    ) -> Result<u64> {
         self.check_disks(queue, disks, options)?;
         self.begin_change()?;
         let number = self.next_number()?;
@@ -91,7 +114,6 @@ impl Set {
         let files = disks.iter().map(|disk| file_name(&disk.name, number));
         manifest.removing = files.collect();
         self.save(manifest)?;
-        let mut bitmaps = Vec::new();
         let disks: Vec<_> = disks.iter().map(|disk| self.as_before(disk)).collect();
         // Before the image is written.
         let past: Vec<_> = disks
@@ -112,7 +134,7 @@ impl Set {
             .zip(past)
             .map(|(disk, past)| Held::new(queue, disk, past))
             .collect::<Result<_>>()?;
-        for ((disk, bitmap), held) in disks.iter().zip(bitmaps).zip(held) {
+        for ((disk, bitmap), held) in disks.iter().zip(&*bitmaps).zip(held) {
             let copied = self.copy(queue, disk, &held, number, options, on_progress);
             let copied = copied.and_then(|entry| held.check(disk).map(|()| entry));
             drop(held);
@@ -122,6 +144,7 @@ impl Set {
                 manifest.forget_bitmap(&disk.name);
                 self.save(manifest)?;
             }
+            let bitmap = bitmap.clone();
             let entry = Entry { bitmap, ..copied? };
             point.disks.insert(disk.name.clone(), entry);
         }
@@ -340,16 +363,21 @@ impl Set {
         Ok(())
     }
 
-    /// Removes the bitmaps of earlier points. If that fails the next backup does it.
-    fn end_bitmaps(&self, queue: &Queue, disk: &Disk) {
-        let Ok(Some(mut device)) = open_for_bitmaps(queue, disk) else {
-            return;
+    /// Removes the bitmaps of earlier points, and says whether there are none any more. If that fails the next
+    /// backup does it.
+    fn end_bitmaps(&self, queue: &Queue, disk: &Disk) -> bool {
+        let mut device = match open_for_bitmaps(queue, disk) {
+            Ok(Some(device)) => device,
+            Ok(None) => return true,
+            Err(_) => return false,
         };
         let ended = queue.block_on(self.remove_bitmaps(queue, disk, &mut device));
         let closed = queue.block_on(device.close(queue));
-        if let Err(error) = ended.and(closed) {
+        let ended = ended.and(closed);
+        if let Err(error) = &ended {
             self.note(&disk.name, &format!("old bitmaps are not removed: {error}"));
         }
+        ended.is_ok()
     }
 
     /// How the names of the set's bitmaps begin.

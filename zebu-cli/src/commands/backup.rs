@@ -230,8 +230,9 @@ fn take(context: &Context, arguments: &Take) -> Outcome {
         return Err(Failure::new("At least one point must be kept"));
     }
     let queue = open::queue()?;
-    let mut set = Set::open_or_create(directory).map_err(failure)?;
+    // From here on signals let it end with what it made removed.
     let mut steps = Steps::new(arguments.progress && !arguments.quiet);
+    let mut set = Set::open_or_create(directory).map_err(failure)?;
     let taken = set.take(&queue, &disks, &options, &mut |step, name, done, total| {
         steps.show(step, name, done, total)
     });
