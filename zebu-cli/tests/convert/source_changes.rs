@@ -174,11 +174,14 @@ const READERS: [Reader; 12] = [
     },
 ];
 
-/// Changes a file of the source: to its other state, or by a part of it.
-fn change(file: &Path, other: &Path, rng: &mut Rng) -> &'static str {
+/// Changes a file of the source: to its other state, or by a part of it. How, and whether its time of change
+/// is that of before.
+fn change(file: &Path, other: &Path, rng: &mut Rng) -> (&'static str, bool) {
     let bytes = fs::read(other).unwrap();
     let open = || File::options().write(true).open(file).unwrap();
-    match rng.below(6) {
+    let modified = open().metadata().and_then(|found| found.modified());
+    let sets_time_back = rng.one_in(2);
+    let how = match rng.below(6) {
         0 => {
             let file = open();
             file.write_all_at(&bytes, 0).unwrap();
@@ -211,7 +214,11 @@ fn change(file: &Path, other: &Path, rng: &mut Rng) -> &'static str {
             open().write_all_at(part, at as u64).unwrap();
             "written in part"
         }
+    };
+    if sets_time_back {
+        open().set_modified(modified.unwrap()).unwrap();
     }
+    (how, sets_time_back)
 }
 
 /// Tells when a folder's files are opened and read.

@@ -126,6 +126,42 @@ fn a_source_that_changes_is_an_error() {
     }
 }
 
+/// Programs set the time of change of a file as they like: `cp -p`, `rsync -t`, `touch -r`.
+#[test]
+fn a_source_that_changes_is_an_error_whatever_its_time_says() {
+    if beyond_qemu("it does not look") {
+        return;
+    }
+    let content = "touch -r x.raw t; dd if=/dev/zero of=x.raw bs=64k seek=48 count=1 \
+                   conv=notrunc status=none; touch -r t x.raw";
+    let changes = [
+        (content, false),
+        ("ln x.raw y.raw", true),
+        ("mv x.raw y.raw", true),
+        ("rm x.raw", true),
+        ("cp x.raw z.raw; mv z.raw x.raw", true),
+        ("chmod 600 x.raw", true),
+    ];
+    for (change, is_whole) in changes {
+        let lab = Lab::new();
+        lab.make("create x.qcow2 4M; io x.qcow2: write -P 7 0 4M; img convert x.qcow2 x.raw");
+        let args = [
+            "convert", "-r", "2M", "-m", "1", "-f", "raw", "-O", "qcow2", "x.raw", "new",
+        ];
+        let child = start(&lab, &args);
+        wait_for(&lab, "new", 65536);
+        lab.shell(change).ok("the change");
+        let output = child.wait_with_output().expect("wait");
+        let (_, err) = text(&output);
+        let said = "zebu: 'x.raw' was changed while it was read; 'new' is incomplete\n";
+        let expected = match is_whole {
+            true => (Some(0), ""),
+            false => (Some(1), said),
+        };
+        assert_eq!((output.status.code(), &*err), expected, "{change}");
+    }
+}
+
 /// Changes that can be interrupted at any time end at once, with a message.
 #[test]
 fn interrupted_changes_report_the_state() {

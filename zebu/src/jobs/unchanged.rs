@@ -11,7 +11,7 @@ use crate::storage::named::named_file;
 use crate::{Error, Result, printable};
 
 /// The files that a job reads, with those of all backing files, as they were before anything was read
-/// of them: which file it was, its length and its time of change.
+/// of them: which file it was, its length and its times of change.
 ///
 /// Image locks keep other programs from writing, but only those that take them, and not on every file
 /// system. What was read while a file changed is a mixture of its states, and no disk.
@@ -38,8 +38,13 @@ impl Unchanged {
 
     /// Whether another device reads the same files, in the same state.
     pub fn is_of(&self, device: &Device) -> bool {
-        let stamps = device.all_layers().flat_map(files).map(|(_, stamp)| stamp);
-        stamps.eq(self.stamped.iter().map(|(_, stamp)| *stamp))
+        let mut before = self.stamped.iter();
+        let mut now = device.all_layers().flat_map(files);
+        now.all(|(_, now)| {
+            before
+                .next()
+                .is_some_and(|(_, stamp)| now.has_content_of(stamp))
+        }) && before.next().is_none()
     }
 
     /// Refuses what was read if one of the files was changed. Blocks.
@@ -47,8 +52,11 @@ impl Unchanged {
     /// # Errors
     /// [`Error::Refused`], with the name of the file.
     pub fn check(&self) -> Result<()> {
-        let is_as_before =
-            |(file, before): &Stamped| matches!(file.stamp(), Some(Ok(now)) if now == *before);
+        let is_as_before = |(file, before): &Stamped| match file.stamp() {
+            Some(Ok(now)) if is_gone(&**file) => now.has_time_of(before),
+            Some(Ok(now)) => now.has_content_of(before),
+            _ => false,
+        };
         match self.stamped.iter().find(|file| !is_as_before(file)) {
             None => Ok(()),
             Some((file, _)) => refuse(&**file, "was changed while it was read"),
@@ -61,14 +69,16 @@ impl Unchanged {
     /// # Errors
     /// [`Error::Refused`], with the name of the file.
     pub fn check_names(&self) -> Result<()> {
-        let is_gone = |file: &&Arc<dyn Storage>| {
-            named_file(&***file).is_some_and(|file| !file.is_at_its_path())
-        };
-        match self.named.iter().find(is_gone) {
+        match self.named.iter().find(|file| is_gone(&***file)) {
             None => Ok(()),
             Some(file) => refuse(&**file, "was removed or replaced while it was read"),
         }
     }
+}
+
+/// Whether the name of a file leads to another one by now, or to none.
+fn is_gone(file: &dyn Storage) -> bool {
+    named_file(file).is_some_and(|file| !file.is_at_its_path())
 }
 
 fn refuse(file: &dyn Storage, what: &str) -> Result<()> {

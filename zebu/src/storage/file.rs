@@ -434,15 +434,8 @@ unsafe impl Storage for HostFile {
 
     fn stamp(&self) -> Option<io::Result<FileStamp>> {
         // A write to a device does not change the times of its node.
-        (!self.properties.is_device).then(|| {
-            let metadata = self.std().metadata()?;
-            Ok(FileStamp {
-                file: Some((metadata.dev(), metadata.ino())),
-                size: metadata.len(),
-                seconds: metadata.mtime() as u32,
-                nanoseconds: metadata.mtime_nsec() as u32,
-            })
-        })
+        let is_device = self.properties.is_device;
+        (!is_device).then(|| Ok(FileStamp::of(&self.std().metadata()?)))
     }
 
     fn set_modified(&self, seconds: u32) -> io::Result<()> {

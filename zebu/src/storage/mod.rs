@@ -90,7 +90,7 @@ pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
 pub(crate) use secret::Secret;
 #[doc(hidden)]
-pub use stamp::FileStamp;
+pub use stamp::{FileStamp, InodeStamp};
 pub(crate) use version::{CacheIdentity, Check};
 pub use window::Window;
 pub(crate) use writings::Writings;

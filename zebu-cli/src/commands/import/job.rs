@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use zebu::block::{Device, Format, OpenOptions, Storages};
 use zebu::jobs::{self, ConvertError, ConvertEvent, ConvertOptions, ImageStream, Target};
 use zebu::names::Source;
-use zebu::storage::{self, Queue, Storage};
+use zebu::storage::{self, FileStamp, Queue, Storage};
 use zebu::{ErrorKind, Limits};
 
 use super::source::{Bounded, Opened, Seekable};
@@ -259,7 +259,7 @@ impl Job {
         };
         let stamp = || storage.stamp().and_then(Result::ok);
         let before = stamp();
-        let checked = || match stamp() == before {
+        let checked = || match FileStamp::is_same_content(stamp(), before) {
             true => Ok(()),
             false => {
                 let why = "The source was changed while it was read";

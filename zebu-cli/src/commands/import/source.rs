@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -44,7 +44,7 @@ pub struct Opened {
 pub struct Seekable {
     pub file: File,
     /// What tells its states apart.
-    state: [i64; 5],
+    state: FileStamp,
 }
 
 impl Seekable {
@@ -61,7 +61,7 @@ impl Seekable {
     /// Fails if the file was written since it was opened.
     pub fn check_unchanged(&self) -> Result<(), Trouble> {
         match state(&self.file) {
-            Ok(now) if now == self.state => Ok(()),
+            Ok(now) if now.has_content_of(&self.state) => Ok(()),
             _ => Err(Trouble::new(
                 Cause::Source,
                 "The source was changed while it was read",
@@ -70,15 +70,8 @@ impl Seekable {
     }
 }
 
-fn state(file: &File) -> io::Result<[i64; 5]> {
-    let found = file.metadata()?;
-    Ok([
-        found.size() as i64,
-        found.mtime(),
-        found.mtime_nsec(),
-        found.ctime(),
-        found.ctime_nsec(),
-    ])
+fn state(file: &File) -> io::Result<FileStamp> {
+    Ok(FileStamp::of(&file.metadata()?))
 }
 
 enum Bytes {
@@ -289,12 +282,7 @@ impl Bytes {
                 let file = file.try_clone()?;
                 Box::new(move || {
                     let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
-                    Some(FileStamp {
-                        file: Some((metadata.dev(), metadata.ino())),
-                        size: metadata.len(),
-                        seconds: metadata.mtime() as u32,
-                        nanoseconds: metadata.mtime_nsec() as u32,
-                    })
+                    Some(FileStamp::of(&metadata))
                 })
             }
             Bytes::Remote(storage) => {
@@ -383,7 +371,7 @@ fn fetch(
             return Ok(());
         }
     }
-    if stamp() != before {
+    if !FileStamp::is_same_content(stamp(), before) {
         let why = "The source was changed while it was read";
         return Err(Trouble::new(Cause::Source, why));
     }

@@ -219,6 +219,7 @@ unsafe impl Storage for Object {
             size: opened.length,
             seconds: opened.modified?,
             nanoseconds: 0,
+            inode: None,
         }))
     }
 }

@@ -182,6 +182,7 @@ pub(super) fn stamp(client: &Client) -> io::Result<FileStamp> {
             size,
             seconds,
             nanoseconds: 0,
+            inode: None,
         }),
         _ => Err(io::ErrorKind::Unsupported.into()),
     }
