@@ -25,12 +25,14 @@ pub mod library;
 #[cfg(feature = "program")]
 pub mod program;
 mod rng;
+mod words;
 mod written;
 
 use std::path::{Path, PathBuf};
 
 pub use cases::{Cases, all, are_usual, cases, is_only, keep, only, part, spread, trace, work};
 pub use rng::Rng;
+pub use words::newest_words;
 pub use written::{WRITTEN, Written, is_leak};
 
 /// The folder of what cargo builds with one profile: `target/debug`, where the test runs in `deps`.

@@ -237,10 +237,7 @@ fn check(chain: &Chain, rng: &mut Rng) {
     for _ in 0..6 {
         let at = 512 * rng.below(chain.images[0].size / 512);
         let length = (512 * (1 + rng.below(200))).min(chain.images[0].size - at);
-        // What `compress` refuses to write again, other tests compare.
-        let compresses = chain.images[0].over.contains(&"compress");
         script += &match rng.below(5) {
-            _ if compresses => format!("read -v {at} {length}\n"),
             0 => format!("write -z {at} {length}\n"),
             1 => format!("write -P 7 {at} {length}\n"),
             2 => format!("discard {at} {length}\n"),
@@ -248,8 +245,8 @@ fn check(chain: &Chain, rng: &mut Rng) {
         };
     }
     script += "map\n";
-    pair.same_io(&[OBJECT[0], OBJECT[1], &name], &script);
-    if !change(chain, rng, &pair) {
+    let same = pair.same_io(&[OBJECT[0], OBJECT[1], &name], &script);
+    if same.is_none() || !change(chain, rng, &pair) {
         return;
     }
     let (ours, theirs) = (contents(chain, &pair.ours), contents(chain, &pair.theirs));
@@ -278,9 +275,11 @@ fn change(chain: &Chain, rng: &mut Rng, pair: &Pair) -> bool {
     let last = chain.bottom();
     let depth = 1 + rng.below(chain.images.len() as u64 - 1) as usize;
     let (base, _) = chain.images[depth].named();
-    // QEMU lacks a permission to commit in chains with this filter over an image.
+    // QEMU lacks a permission to commit in chains with `preallocate` over an image, and does not end to
+    // commit what is below `compress`.
     let mut over = chain.images.iter().flat_map(|image| &image.over);
-    let can_commit = !over.any(|filter| *filter == "preallocate");
+    let can_commit =
+        !over.any(|filter| *filter == "preallocate") && !chain.images[0].over.contains(&"compress");
     let args: Vec<&str> = match rng.below(6) {
         0 if can_commit => vec!["commit", OBJECT[0], OBJECT[1], &name],
         1 if can_commit => vec!["commit", "-d", OBJECT[0], OBJECT[1], &name],
@@ -301,7 +300,7 @@ fn change(chain: &Chain, rng: &mut Rng, pair: &Pair) -> bool {
         _ => vec!["snapshot", "-c", "one", OBJECT[0], OBJECT[1], &name],
     };
     let (ours, theirs) = (pair.ours.zebu(&args), pair.theirs.qemu_img(&args));
-    if theirs.status > 128 {
+    if theirs.is_crash_of_qemu(&args.join(" ")) {
         return false;
     }
     assert_eq!(ours.status, theirs.status, "{args:?}: {ours:?} {theirs:?}");

@@ -106,6 +106,32 @@ fn requests_pass_or_are_changed_as_in_qemu() {
     }
 }
 
+/// Zeroes of a part of a cluster are a write of that cluster: it becomes compressed, or is refused where it
+/// is allocated. What is refused keeps nothing else of a request from being written.
+#[test]
+fn compress_writes_clusters_of_which_a_part_is_zeroed() {
+    for is_over_throttle in [false, true] {
+        let options = match is_over_throttle {
+            false => below("driver=compress,", "qcow2", "top.qcow2"),
+            true => {
+                "driver=compress,file.driver=throttle,file.throttle-group=g,file.file.driver=qcow2,\
+                 file.file.file.driver=file,file.file.file.filename=top.qcow2"
+                    .into()
+            }
+        };
+        let pair = Pair::new(IMAGES);
+        let plain = "write -P 1 256k 64k\nwrite -P 2 512k 64k\nwrite -z 768k 64k\n";
+        pair.same_io(&["top.qcow2"], plain);
+        pair.same_io(&["top.qcow2"], "write -c -P 4 448k 192k\nmap\n");
+        let script = "write -z 1k 4k\nmap\nwrite -z 260k 4k\nwrite -z 250k 20k\nwrite -z 300k 128k\n\
+             write -z 500k 200k\nwrite -z -u 2000k 100k\nwrite -z 770k 4k\nwrite -P 7 200k 400k\nmap\n\
+             write -P 8 1000k 40k\nwrite -P 9 1020k 4k\nwrite -P 3 448k 192k\nwrite -P 4 3M 500k\n\
+             write -P 5 2944k 512k\ndiscard 3100k 300k\ndiscard 1k 100k\nmap\nread -v 0 8k\n";
+        pair.same_io(&[GROUP[0], GROUP[1], "--image-opts", &options], script);
+        pair.assert_same_disk("top.qcow2", "qcow2");
+    }
+}
+
 /// A filter over a backing file hides nothing of the chain; `filtered_chains.rs` has others.
 #[test]
 fn a_filter_is_over_a_backing_file_as_in_qemu() {

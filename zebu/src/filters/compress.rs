@@ -20,45 +20,101 @@ pub(super) const DRIVER: FilterDriver = FilterDriver {
 #[derive(Debug, Default)]
 struct Compress(Ranges);
 
+/// What a change does to a part of a range.
+#[derive(Clone, Debug)]
+enum Piece {
+    /// Whole clusters.
+    Whole(Range<u64>),
+    /// A part of a cluster.
+    Part(Range<u64>),
+}
+
+/// A range as whole clusters, and parts of those that it begins and ends in.
+fn pieces(over: Over<'_>, range: &Range<u64>) -> Vec<Piece> {
+    let size = over.below.cluster_size().unwrap_or(1);
+    let (disk, end) = (over.below.size(), range.end);
+    let mut pieces = Vec::new();
+    let mut at = range.start;
+    while at < end {
+        let start = at - at % size;
+        let cluster_end = (start + size).min(disk);
+        let is_part = at > start || end < cluster_end;
+        let to = match is_part {
+            true => end.min(cluster_end),
+            false if end == disk => end,
+            false => end - end % size,
+        };
+        pieces.push(match is_part {
+            true => Piece::Part(at..to),
+            false => Piece::Whole(at..to),
+        });
+        at = to;
+    }
+    pieces
+}
+
 impl Compress {
+    /// As in QEMU, a cluster that is refused keeps no other one from being written.
     async fn write(&self, over: Over<'_>, offset: u64, iov: &Iov) -> Result<()> {
-        let size = over.below.cluster_size().unwrap_or(1);
-        let end = offset + iov.len() as u64;
-        let disk = over.below.size();
-        let mut at = offset;
-        while at < end {
-            let start = at - at % size;
-            let cluster_end = (start + size).min(disk);
-            let skip = (at - offset) as usize;
-            if at > start || end < cluster_end {
-                let to = end.min(cluster_end);
-                let part = iov.slice(skip, (to - at) as usize);
-                self.write_part(over, start, cluster_end, at, &part).await?;
-                at = to;
-                continue;
-            }
-            let to = match end == disk {
-                true => end,
-                false => end - end % size,
+        let mut result = Ok(());
+        for piece in pieces(over, &(offset..offset + iov.len() as u64)) {
+            let of = |range: &Range<u64>| {
+                iov.slice(
+                    (range.start - offset) as usize,
+                    (range.end - range.start) as usize,
+                )
             };
-            let whole = iov.slice(skip, (to - at) as usize);
-            let _held = self.0.share(at..to).await;
-            over.below.write_compressed(over.queue, at, &whole).await?;
-            at = to;
+            let written = match piece {
+                Piece::Part(range) => {
+                    let part = of(&range);
+                    self.change_part(over, range, |bytes| part.copy_to(bytes))
+                        .await
+                }
+                Piece::Whole(range) => {
+                    let _held = self.0.share(range.clone()).await;
+                    let whole = of(&range);
+                    over.below
+                        .write_compressed(over.queue, range.start, &whole)
+                        .await
+                }
+            };
+            result = result.and(written);
         }
-        Ok(())
+        result
     }
 
-    /// Writes a part of a cluster, with the rest as it is.
+    /// Zeroes a range. Clusters of which it has a part are written.
+    async fn zero(&self, over: Over<'_>, range: Range<u64>, how: Clear) -> Result<()> {
+        let pieces = pieces(over, &range);
+        // QEMU writes parts that meet at once, and nothing after another one that fails.
+        let has_whole = pieces.iter().any(|p| matches!(p, Piece::Whole(_)));
+        let mut result = Ok(());
+        for piece in pieces {
+            let changed = match piece {
+                Piece::Part(range) => self.change_part(over, range, |bytes| bytes.fill(0)).await,
+                Piece::Whole(range) => {
+                    let _held = self.0.share(range.clone()).await;
+                    over.below.clear(over.queue, range, how).await
+                }
+            };
+            result = result.and(changed);
+            if has_whole && result.is_err() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Changes a part of a cluster, and writes all of it.
     #[allow(unsafe_code)]
-    async fn write_part(
+    async fn change_part(
         &self,
         over: Over<'_>,
-        start: u64,
-        end: u64,
-        at: u64,
-        part: &Iov,
+        range: Range<u64>,
+        change: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
+        let whole = clusters(over, &range);
+        let (start, end) = (whole.start, whole.end.min(over.below.size()));
         let _held = self.0.hold(start..end).await;
         let length = (end - start) as usize;
         let _memory = over.queue.reserve(Step::Margins, length).await;
@@ -70,8 +126,8 @@ impl Compress {
             let whole = unsafe { buffer.first(length) }?;
             over.below.read(queue, start, &whole).await?;
         }
-        let skip = (at - start) as usize;
-        part.copy_to(&mut buffer[skip..skip + part.len()]);
+        let own = (range.start - start) as usize..(range.end - start) as usize;
+        change(&mut buffer[own]);
         // SAFETY: as above.
         let whole = unsafe { buffer.first(length) }?;
         over.below.write_compressed(queue, start, &whole).await
@@ -123,6 +179,9 @@ impl Filter for Compress {
 
     fn clear<'a>(&'a self, over: Over<'a>, range: Range<u64>, how: Clear) -> Changing<'a> {
         Box::pin(async move {
+            if let Clear::Zero | Clear::Unmap = how {
+                return self.zero(over, range, how).await;
+            }
             let _shared = self.0.share(clusters(over, &range)).await;
             over.below.clear(over.queue, range, how).await
         })

@@ -11,11 +11,27 @@ const MAX_NESTING: usize = 64;
 
 /// Reads `text` as one JSON object. The error is what QEMU prints after the name of the image.
 pub(crate) fn parse(text: &[u8]) -> Result<OptionSet, String> {
-    let text = std::str::from_utf8(text).map_err(|e| {
-        let what = invalid(text, e.valid_up_to());
-        format!("Could not parse the JSON options: JSON parse error, {what}")
-    })?;
-    let mut parser = Parser { text, at: 0 };
+    let (valid, bad) = match std::str::from_utf8(text) {
+        Ok(valid) => (valid, false),
+        Err(e) => {
+            let valid = &text[..e.valid_up_to()];
+            (std::str::from_utf8(valid).unwrap_or_default(), true)
+        }
+    };
+    let mut parser = Parser {
+        text: valid,
+        at: 0,
+        token: 0,
+        word: None,
+    };
+    if bad {
+        let (start, what) = invalid(text, valid.len());
+        let what = parser.error::<()>(start, what);
+        return Err(format!(
+            "Could not parse the JSON options: {}",
+            what.unwrap_err()
+        ));
+    }
     let mut options = OptionSet::default();
     let parsed = parser.document(&mut options);
     match parsed {
@@ -25,8 +41,8 @@ pub(crate) fn parse(text: &[u8]) -> Result<OptionSet, String> {
     }
 }
 
-/// What is wrong with a text that is UTF-8 up to `end`, if nothing is before.
-fn invalid(text: &[u8], end: usize) -> String {
+/// What is wrong with a text that is UTF-8 up to `end`, if nothing is before, and where.
+fn invalid(text: &[u8], end: usize) -> (usize, String) {
     // Where the string begins in which the byte is, and its quote.
     let mut string = None;
     let mut bytes = text[..end].iter().enumerate();
@@ -38,50 +54,76 @@ fn invalid(text: &[u8], end: usize) -> String {
             _ => {}
         }
     }
-    match (string, text[end]) {
+    let start = string.map_or(end, |(at, _)| at);
+    let what = match (string, text[end]) {
         (Some(_), 0x80..0xc0 | 0xc2..0xf5) => "invalid UTF-8 sequence in string".into(),
-        (string, _) => {
-            let start = string.map_or(end, |(at, _)| at);
-            format!("stray '{}'", String::from_utf8_lossy(&text[start..=end]))
-        }
-    }
+        _ => format!("stray '{}'", String::from_utf8_lossy(&text[start..=end])),
+    };
+    (start, what)
 }
 
 struct Parser<'a> {
     text: &'a str,
     at: usize,
-}
-
-fn error<T>(what: impl std::fmt::Display) -> Result<T, String> {
-    Err(format!("JSON parse error, {what}"))
+    /// Where the last token begins.
+    token: usize,
+    /// The end of the last number or keyword.
+    word: Option<usize>,
 }
 
 impl<'a> Parser<'a> {
+    /// An error at the token that begins at `at`, with line and column as QEMU counts them: what follows a
+    /// number or a keyword directly was looked at before, and is a column further.
+    fn error<T>(&self, at: usize, what: impl std::fmt::Display) -> Result<T, String> {
+        let before = &self.text.as_bytes()[..at];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let start = before.iter().rposition(|byte| *byte == b'\n');
+        let column = before.len() - start.map_or(0, |at| at + 1) + 1;
+        let column = column + usize::from(self.word == Some(at));
+        Err(format!("{line}:{column}: JSON parse error, {what}"))
+    }
+
     fn rest(&self) -> &'a str {
         self.text.get(self.at..).unwrap_or("")
     }
 
-    fn peek(&mut self) -> Option<char> {
+    /// The first character of the next token. It is an error if no token begins with that.
+    fn peek(&mut self) -> Result<Option<char>, String> {
         let rest = self.rest();
         let trimmed = rest.trim_start_matches([' ', '\t', '\r', '\n']);
         self.at += rest.len() - trimmed.len();
-        trimmed.chars().next()
+        match trimmed.chars().next() {
+            Some(c) if c.is_ascii_lowercase() || c.is_ascii_digit() => Ok(Some(c)),
+            Some(c) if !"{}[]:,\"'-".contains(c) => {
+                self.error(self.at, format_args!("stray '{c}'"))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// The same of a token that must be there.
+    fn next(&mut self) -> Result<char, String> {
+        match self.peek()? {
+            Some(c) => Ok(c),
+            None => self.error(self.at, "premature end of input"),
+        }
     }
 
     fn skip(&mut self, c: char) {
+        self.token = self.at;
         self.at += c.len_utf8();
     }
 
     /// Whether the document is an object.
     fn document(&mut self, into: &mut OptionSet) -> Result<bool, String> {
-        if self.peek().is_none() {
+        let first = self.peek()?;
+        if first.is_none() {
             return Err("Expecting a JSON value".into());
         }
-        let object = self.peek() == Some('{');
         self.value(None, into, 0)?;
         match self.peek() {
-            None => Ok(object),
-            Some(_) => Err("Expecting at most one JSON value".into()),
+            Ok(None) => Ok(first == Some('{')),
+            _ => Err("Expecting at most one JSON value".into()),
         }
     }
 
@@ -91,19 +133,19 @@ impl<'a> Parser<'a> {
         into: &mut OptionSet,
         depth: usize,
     ) -> Result<(), String> {
-        let value = match self.peek() {
-            None => return error("premature EOI"),
-            Some(open @ ('{' | '[')) => return self.items(open, key, into, depth),
-            Some(quote @ ('"' | '\'')) => OptionValue::Text(self.string(quote)?.into()),
-            Some('-' | '0'..='9') => OptionValue::Number(self.number()?),
-            Some(c) if c.is_ascii_alphabetic() => match self.word() {
+        let value = match self.next()? {
+            open @ ('{' | '[') => return self.items(open, key, into, depth),
+            quote @ ('"' | '\'') => OptionValue::Text(self.string(quote)?.into()),
+            '-' | '0'..='9' => OptionValue::Number(self.number()?),
+            'a'..='z' => match self.keyword() {
                 "true" => OptionValue::Bool(true),
                 "false" => OptionValue::Bool(false),
                 "null" => OptionValue::Null,
-                other => return error(format_args!("invalid keyword '{other}'")),
+                other => {
+                    return self.error(self.token, format_args!("invalid keyword '{other}'"));
+                }
             },
-            Some('}' | ']' | ':' | ',') => return error("expecting value"),
-            Some(c) => return error(format_args!("stray '{}'", c)),
+            _ => return self.error(self.at, "expecting value"),
         };
         set(into, key, value);
         Ok(())
@@ -120,12 +162,12 @@ impl<'a> Parser<'a> {
         if depth >= MAX_NESTING {
             return Err("JSON nesting depth limit exceeded".into());
         }
-        let (close, what) = match open {
-            '{' => ('}', "dict"),
-            _ => (']', "list"),
+        let close = match open {
+            '{' => '}',
+            _ => ']',
         };
         self.skip(open);
-        if self.peek() == Some(close) {
+        if self.peek()? == Some(close) {
             self.skip(close);
             set(into, key, OptionValue::Empty);
             return Ok(());
@@ -137,15 +179,17 @@ impl<'a> Parser<'a> {
                 _ => index.to_string(),
             };
             let joined = join(key.as_deref(), &name);
-            if !seen.insert(name) {
-                return error("duplicate key");
-            }
             self.value(joined, into, depth + 1)?;
-            match self.peek() {
-                None => return error("premature EOI"),
-                Some(',') => self.skip(','),
-                Some(c) if c == close => break,
-                Some(_) => return error(format_args!("expected separator in {what}")),
+            if !seen.insert(name) {
+                return self.error(self.token, "duplicate key");
+            }
+            match self.next()? {
+                ',' => self.skip(','),
+                c if c == close => break,
+                _ => {
+                    let what = format_args!("expected ',' or '{close}'");
+                    return self.error(self.at, what);
+                }
             }
         }
         self.skip(close);
@@ -154,119 +198,151 @@ impl<'a> Parser<'a> {
 
     /// The name of a member of an object, and the colon.
     fn name(&mut self) -> Result<String, String> {
-        let name = match self.peek() {
-            None => return error("premature EOI"),
-            Some(quote @ ('"' | '\'')) => self.string(quote)?,
-            Some(c) if c.is_ascii_alphabetic() => {
-                let word = self.word();
-                return error(format_args!("invalid keyword '{word}'"));
+        let name = match self.next()? {
+            quote @ ('"' | '\'') => self.string(quote)?,
+            '-' | '0'..='9' => {
+                let start = self.at;
+                self.number()?;
+                return self.error(start, "expecting key");
             }
-            Some('}' | ']' | ':' | ',') => return error("expecting value"),
-            Some(_) => return error("key is not a string in object"),
+            _ => return self.error(self.at, "expecting key"),
         };
-        match self.peek() {
-            None => error("premature EOI"),
-            Some(':') => {
+        match self.next()? {
+            ':' => {
                 self.skip(':');
                 Ok(name)
             }
-            Some(_) => error("missing : in object pair"),
+            _ => self.error(self.at, "expecting ':'"),
         }
     }
 
-    fn word(&mut self) -> &'a str {
+    fn keyword(&mut self) -> &'a str {
         let rest = self.rest();
-        let end = rest
-            .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-            .unwrap_or(rest.len());
-        self.at += end;
-        &rest[..end]
+        let end = rest.find(|c: char| !c.is_ascii_lowercase());
+        let word = &rest[..end.unwrap_or(rest.len())];
+        self.token = self.at;
+        self.at += word.len();
+        self.word = Some(self.at);
+        word
     }
 
     fn number(&mut self) -> Result<String, String> {
         let rest = self.rest();
-        let end = rest
-            .find(|c: char| !c.is_ascii_digit() && !"+-.eE".contains(c))
-            .unwrap_or(rest.len());
-        let text = &rest[..end];
-        self.at += end;
-        let digits = text.strip_prefix('-').unwrap_or(text);
-        let leading_zero =
-            digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit();
-        let whole = digits.bytes().all(|b| b.is_ascii_digit()) && !digits.is_empty();
-        let number = digits.starts_with(|c: char| c.is_ascii_digit())
-            && digits.ends_with(|c: char| c.is_ascii_digit())
-            && text.parse::<f64>().is_ok_and(f64::is_finite);
-        if leading_zero || !number {
-            return error(format_args!("stray '{text}'"));
+        let length = match scan_number(rest) {
+            Ok(length) => length,
+            // With the character that ends it.
+            Err(at) => {
+                let end = rest[at..].chars().next().map_or(0, char::len_utf8);
+                return self.error(self.at, format_args!("stray '{}'", &rest[..at + end]));
+            }
+        };
+        let text = &rest[..length];
+        self.token = self.at;
+        self.at += length;
+        self.word = Some(self.at);
+        match text.bytes().all(|b| b.is_ascii_digit() || b == b'-') {
+            true => Ok(text.to_string()),
+            // As QEMU prints it: 512e0 is 512.
+            false => Ok(text.parse::<f64>().unwrap_or_default().to_string()),
         }
-        if whole {
-            return Ok(text.to_string());
-        }
-        // As QEMU prints it: 512e0 is 512.
-        Ok(text.parse::<f64>().unwrap_or_default().to_string())
     }
 
     fn string(&mut self, quote: char) -> Result<String, String> {
         let start = self.at;
-        self.skip(quote);
-        let mut value = String::new();
-        let mut chars = self.rest().char_indices();
-        let base = self.at;
-        while let Some((at, c)) = chars.next() {
-            match c {
-                c if c == quote => {
-                    self.at = base + at + c.len_utf8();
-                    return Ok(value);
-                }
-                c if (c as u32) < 0x20 => break,
-                '\\' => {
-                    let escaped = match chars.next().map(|(_, c)| c) {
-                        Some(c @ ('"' | '\'' | '\\' | '/')) => c,
-                        Some('b') => '\u{8}',
-                        Some('f') => '\u{c}',
-                        Some('n') => '\n',
-                        Some('r') => '\r',
-                        Some('t') => '\t',
-                        Some('u') => unicode(&mut chars)?,
-                        _ => return error("invalid escape sequence in string"),
-                    };
-                    value.push(escaped);
-                }
-                c => value.push(c),
-            }
-        }
-        let stray: String = self.text[start..].chars().take(40).collect();
-        error(format_args!("stray '{}'", stray))
+        let inside = &self.rest()[1..];
+        let mut escaped = false;
+        let end = inside.char_indices().find(|(_, c)| {
+            let ends = *c < ' ' || *c == quote && !escaped;
+            escaped = *c == '\\' && !escaped;
+            ends
+        });
+        let Some((length, end)) = end.filter(|(_, c)| *c == quote) else {
+            let length = end.map_or(inside.len(), |(at, _)| at + 1);
+            let stray = &self.text[start..start + 1 + length];
+            return self.error(start, format_args!("stray '{stray}'"));
+        };
+        self.token = start;
+        self.at = start + 1 + length + end.len_utf8();
+        let value = unescaped(&inside[..length], quote);
+        value.or_else(|what| self.error(start, what))
     }
 }
 
+/// The length of the number that a text begins with, or where it ends to be one.
+fn scan_number(text: &str) -> Result<usize, usize> {
+    let bytes = text.as_bytes();
+    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    let digits = |mut at: usize| match is_digit(at) {
+        false => Err(at),
+        true => {
+            while is_digit(at) {
+                at += 1;
+            }
+            Ok(at)
+        }
+    };
+    let start = usize::from(bytes.first() == Some(&b'-'));
+    let mut at = match bytes.get(start) {
+        Some(b'0') if is_digit(start + 1) => return Err(start + 1),
+        _ => digits(start)?,
+    };
+    if bytes.get(at) == Some(&b'.') {
+        at = digits(at + 1)?;
+    }
+    if let Some(b'e' | b'E') = bytes.get(at) {
+        let sign = matches!(bytes.get(at + 1), Some(b'+' | b'-'));
+        at = digits(at + 1 + usize::from(sign))?;
+    }
+    Ok(at)
+}
+
+/// The characters of a string in these quotes.
+fn unescaped(inside: &str, quote: char) -> Result<String, String> {
+    let mut value = String::new();
+    let mut chars = inside.chars();
+    while let Some(c) = chars.next() {
+        value.push(match c {
+            '\\' => match chars.next() {
+                Some(c @ ('"' | '\'' | '\\' | '/')) => c,
+                Some('b') => '\u{8}',
+                Some('f') => '\u{c}',
+                Some('n') => '\n',
+                Some('r') => '\r',
+                Some('t') => '\t',
+                Some('u') => unicode(&mut chars, quote)?,
+                _ => return Err("invalid escape sequence in string".into()),
+            },
+            c => c,
+        });
+    }
+    Ok(value)
+}
+
 /// The character of `\uXXXX`, of two such for those beyond 16 bits.
-fn unicode(chars: &mut std::str::CharIndices<'_>) -> Result<char, String> {
-    let first = unit(chars)?;
-    let mut units = vec![first];
-    if (0xd800..0xdc00).contains(&first) && chars.as_str().starts_with("\\u") {
+fn unicode(chars: &mut std::str::Chars<'_>, quote: char) -> Result<char, String> {
+    let shown: String = chars.clone().chain([quote]).take(4).collect();
+    let mut units: Vec<u16> = unit(chars).into_iter().collect();
+    if units
+        .first()
+        .is_some_and(|first| (0xd800..0xdc00).contains(first))
+        && chars.as_str().starts_with("\\u")
+    {
         chars.nth(1);
-        units.push(unit(chars)?);
+        units.extend(unit(chars));
     }
     match char::decode_utf16(units).next() {
         Some(Ok(c)) => Ok(c),
-        _ => error(format_args!(
-            "\\u{first:04x} is not a valid Unicode character"
-        )),
+        _ => Err(format!("\\u{shown} is not a valid Unicode character")),
     }
 }
 
 /// The number of four hexadecimal digits.
-fn unit(chars: &mut std::str::CharIndices<'_>) -> Result<u16, String> {
+fn unit(chars: &mut std::str::Chars<'_>) -> Option<u16> {
     let mut unit = 0;
     for _ in 0..4 {
-        match chars.next().and_then(|(_, c)| c.to_digit(16)) {
-            Some(digit) => unit = unit << 4 | digit as u16,
-            None => return error("invalid escape sequence in string"),
-        }
+        unit = unit << 4 | chars.next()?.to_digit(16)? as u16;
     }
-    Ok(unit)
+    Some(unit)
 }
 
 /// The key of a member of what has this key; the document itself has none.

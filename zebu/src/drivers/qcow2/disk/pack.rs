@@ -76,15 +76,20 @@ impl Image {
         let length = last.0 + size - first.0;
         let announced = self.announce(queue, first.0..first.0 + length).await?;
         let _change = announced.change(queue, first.0, length).await?;
-        for (guest, _) in clusters {
-            let slice = self.own_slice(queue, *guest).await?;
-            match self.kind(self.entry(&slice, *guest), *guest)? {
-                ClusterKind::Unallocated | ClusterKind::Zero { host: None } => {}
+        let all = clusters.len();
+        let mut free = Vec::new();
+        for cluster in clusters {
+            let slice = self.own_slice(queue, cluster.0).await?;
+            match self.kind(self.entry(&slice, cluster.0), cluster.0)? {
+                ClusterKind::Unallocated | ClusterKind::Zero { host: None } => {
+                    free.push(cluster.clone());
+                }
                 // Of an image with extended L2 entries this includes zeroes
                 // that have a host cluster.
-                _ => return Err(Error::os(libc::EIO)),
+                _ => {}
             }
         }
+        let clusters = &free[..];
         let lengths = clusters.iter().map(|(_, range)| range.len() as u64);
         let mut packed = Packed {
             image: self,
@@ -109,7 +114,10 @@ impl Image {
             self.set_entry(&slice, *guest, entry, false)?;
             packed.mapped += 1;
         }
-        Ok(())
+        match clusters.len() == all {
+            true => Ok(()),
+            false => Err(Error::os(libc::EIO)),
+        }
     }
 
     /// Allocates space for compressed data of these lengths, one behind the other
