@@ -26,6 +26,8 @@ pub struct Load {
     pub cluster: usize,
     /// Whether some writes are compressed.
     pub compresses: bool,
+    /// Whether a write may be refused where clusters are allocated, as the filter `compress` does.
+    pub refuses: bool,
     /// The block near which half of the requests begin.
     pub hot: usize,
 }
@@ -212,6 +214,10 @@ impl Load {
         let verdict = match (request, result) {
             // Clusters that are allocated already are refused, others may be written.
             (Request::Compressed, Err(Error::Io(_))) | (Request::Discard, Ok(())) => {
+                ledger.wrote(blocks, began, false);
+                Ok(())
+            }
+            (Request::Write | Request::Zero(_), Err(Error::Io(_))) if self.refuses => {
                 ledger.wrote(blocks, began, false);
                 Ok(())
             }

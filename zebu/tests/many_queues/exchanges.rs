@@ -12,16 +12,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
 use zebu::block::{ChangeHook, Device, Format, OpenOptions, SharedDevice};
-use zebu::jobs::{self, CreateQcow2, NewBacking};
+use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind, Queue};
+use zebu_testkit::WRITTEN;
 
 use crate::common::peer::{assert_content, text};
 use crate::common::{Rng, Watchdog, progress, work};
 use crate::hooked::{Backup, COPIED, Mirror};
 use crate::ledger::{BLOCK, Ledger, image_of};
 use crate::load::{Handle, Load, Thread};
-use crate::{BASE, MIDDLE, create, driven, queue_of};
+use crate::{BASE, MIDDLE, create, driven, formats, queue_of};
 
 /// Threads that use the device.
 const THREADS: u64 = 4;
@@ -38,6 +39,8 @@ struct Layer {
     format: &'static str,
     /// Whether it can be written again when what is above is taken away.
     rests: bool,
+    /// Its data file.
+    data: Option<String>,
 }
 
 struct Run {
@@ -73,7 +76,8 @@ impl Run {
         let mut rng = Rng::new(seed);
         let blocks = 256 + rng.index(2048);
         let sequences: Vec<_> = (0..blocks).map(|n| BASE * (n as u64 / 16 % 2)).collect();
-        fs::write(folder.join("0"), image_of(&sequences)).unwrap();
+        let written = rng.pick(WRITTEN);
+        formats::make(folder, "0", &written, &image_of(&sequences));
         let queue = Queue::new(queue_of(&mut rng, engines)).unwrap();
         let cache = match rng.below(3) {
             0 if is_disk => CacheMode::None,
@@ -82,8 +86,9 @@ impl Run {
         };
         let mut chain = vec![Layer {
             name: "0".into(),
-            format: "raw",
+            format: written.name,
             rests: rng.one_in(2),
+            data: None,
         }];
         let device = match chain[0].rests {
             true => open(&queue, folder, &chain[0], cache, true),
@@ -131,7 +136,9 @@ impl Run {
         for layer in layers {
             let unused = open(&self.queue, &self.folder, layer, self.cache, true);
             drop(unused);
-            fs::remove_file(self.folder.join(&layer.name)).unwrap();
+            for name in [&layer.name].into_iter().chain(&layer.data) {
+                fs::remove_file(self.folder.join(name)).unwrap();
+            }
         }
     }
 
@@ -251,12 +258,14 @@ impl Run {
         below.read_blocking(&self.queue, 0, &mut bytes).unwrap();
         drop(below);
         let rests = self.rng.one_in(2);
+        let written = self.rng.pick(WRITTEN);
         let layer = Layer {
             name: self.new_name(),
-            format: "raw",
+            format: written.name,
             rests,
+            data: None,
         };
-        fs::write(self.folder.join(&layer.name), bytes).unwrap();
+        formats::make(&self.folder, &layer.name, &written, &bytes);
         let merged = open(&self.queue, &self.folder, &layer, self.cache, rests);
         self.replace_below(merged, &layer);
         let gone = self.chain.split_off(1);
@@ -350,19 +359,17 @@ impl Run {
     /// An empty image to which the disk is copied.
     fn target(&mut self) -> Layer {
         let name = self.new_name();
-        let layer = match self.rng.one_in(2) {
-            true => Layer {
-                name,
-                format: "raw",
-                rests: false,
-            },
-            false => new_image(&mut self.rng, &self.folder, self.size / BLOCK, &name, None),
-        };
-        if layer.format == "raw" {
-            let file = fs::File::create(self.folder.join(&layer.name)).unwrap();
-            file.set_len(self.size as u64).unwrap();
+        let written = self.rng.pick(WRITTEN);
+        if written.name == "qcow2" {
+            return new_image(&mut self.rng, &self.folder, self.size / BLOCK, &name, None);
         }
-        layer
+        formats::make(&self.folder, &name, &written, &vec![0; self.size]);
+        Layer {
+            name,
+            format: written.name,
+            rests: false,
+            data: None,
+        }
     }
 
     /// The disk is copied to a new image, which takes its place.
@@ -401,7 +408,7 @@ impl Run {
         let Some(below) = self.chain.get(1) else {
             return;
         };
-        if below.format == "raw" {
+        if below.format != "qcow2" {
             return;
         }
         // A reader of the image below forbids writing to it.
@@ -494,16 +501,25 @@ fn new_image(
         true => 14 + rng.below(3) as u32,
         false => 9 + rng.below(8) as u32,
     };
+    let data = rng.one_in(5).then(|| format!("{name}.data"));
+    let is_raw = backing.is_none() && rng.one_in(2);
     let options = CreateQcow2::default()
         .size((blocks * BLOCK) as u64)
         .cluster_bits(bits)
         .extended_l2(extended)
+        .version(if extended || data.is_some() {
+            3
+        } else {
+            2 + rng.below(2) as u32
+        })
+        .data_file(data.as_ref().map(|data| NewDataFile::new(data).raw(is_raw)))
         .backing(backing);
     create(folder, name, &options);
     Layer {
         name: name.into(),
         format: "qcow2",
         rests: false,
+        data,
     }
 }
 
@@ -576,6 +592,7 @@ fn exchange(least: u64) {
             sequence: Arc::new(AtomicU64::new(MIDDLE)),
             cluster: 1 << run.rng.below(5),
             compresses: run.rng.one_in(3),
+            refuses: false,
             hot: run.rng.index(sequences.len()),
         };
         let threads = threads_of(&mut run.rng, used);

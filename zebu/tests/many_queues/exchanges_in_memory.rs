@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
 use zebu::block::{Device, Format, OpenOptions, SharedDevice, Storages};
-use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
-use zebu::storage::{Memory, Queue};
+use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, create_qcow2};
+use zebu::storage::{Memory, Queue, Storage};
+use zebu_testkit::WRITTEN;
 
 use crate::common::{Rng, Watchdog, progress, work};
 use crate::ledger::{BLOCK, Ledger, image_of};
@@ -25,6 +26,8 @@ const NAME: &str = "below";
 #[derive(Clone)]
 struct Image {
     storage: Arc<Memory>,
+    /// Its data file.
+    data: Option<Arc<Memory>>,
     format: Format,
     /// Whether it can be written again when what is above is taken away.
     rests: bool,
@@ -41,26 +44,38 @@ struct Run {
 
 impl Run {
     fn overlay(&mut self, rests: bool) -> Image {
+        let extended = self.rng.one_in(3);
+        let bits = match extended {
+            true => 14 + self.rng.below(3),
+            false => 9 + self.rng.below(8),
+        };
+        let data = (self.rng.one_in(5)).then(|| Arc::new(Memory::new(Vec::new())));
+        let version = match extended || data.is_some() {
+            true => 3,
+            false => 2 + self.rng.below(2) as u32,
+        };
         let options = CreateQcow2::default()
             .size(self.size)
-            .cluster_bits(9 + self.rng.below(8) as u32)
+            .cluster_bits(bits as u32)
+            .extended_l2(extended)
+            .version(version)
+            .data_file(data.as_ref().map(|_| NewDataFile::new("data")))
             .backing(Some(NewBacking::new(NAME).format(Some("raw".into()))));
         let storage = Arc::new(Memory::new(Vec::new()));
-        let created = create_qcow2(&self.queue, &*storage, None, &options, |_| {});
+        let of_data = data.as_ref().map(|data| &**data as &dyn Storage);
+        let created = create_qcow2(&self.queue, &*storage, of_data, &options, |_| {});
         self.queue.block_on(created).unwrap();
         Image {
             storage,
+            data,
             format: Format::QCOW2,
             rests,
         }
     }
 
-    fn raw(&self, bytes: Vec<u8>, rests: bool) -> Image {
-        Image {
-            storage: Arc::new(Memory::new(bytes)),
-            format: Format::RAW,
-            rests,
-        }
+    /// A new image of any format, with this content.
+    fn written(&mut self, bytes: &[u8], rests: bool) -> Image {
+        written(&mut self.rng, &self.queue, bytes, rests)
     }
 
     /// Opens images over each other, the first one perhaps for writing.
@@ -148,9 +163,9 @@ impl Run {
         below.read_blocking(&self.queue, 0, &mut bytes).unwrap();
         drop(below);
         let rests = self.rng.one_in(2);
-        let image = self.raw(bytes, rests);
+        let image = self.written(&bytes, rests);
         let merged = self.open(std::slice::from_ref(&image), rests);
-        self.replace_below(merged, "raw");
+        self.replace_below(merged, image.format.name());
         self.chain.truncate(1);
         self.chain.push(image);
     }
@@ -167,7 +182,7 @@ impl Run {
 
     /// The disk is copied to a new image, which takes its place.
     fn replace(&mut self) {
-        let image = self.raw(vec![0; self.size as usize], true);
+        let image = self.written(&vec![0; self.size as usize], true);
         let copy = self.open(std::slice::from_ref(&image), true);
         let (queue, size) = (&self.queue, self.size as usize);
         let change = self.device.change(async |device| {
@@ -214,9 +229,25 @@ impl Run {
     }
 }
 
+fn written(rng: &mut Rng, queue: &Queue, bytes: &[u8], rests: bool) -> Image {
+    let written = rng.pick(WRITTEN);
+    let image = Image {
+        storage: Arc::new(Memory::new(Vec::new())),
+        data: None,
+        format: written.format(),
+        rests,
+    };
+    written.make(queue, image.storage.clone(), bytes.len() as u64);
+    let device = open(queue, std::slice::from_ref(&image), true);
+    device.write_blocking(queue, 0, bytes).unwrap();
+    queue.block_on(device.close(queue)).unwrap();
+    image
+}
+
 fn open(queue: &Queue, images: &[Image], write: bool) -> Device {
     let (first, others) = images.split_first().expect("an image");
     let mut storages = Storages::new(first.storage.clone());
+    storages.data = first.data.clone().map(|data| data as Arc<dyn Storage>);
     if !others.is_empty() {
         storages.backing = Some(open(queue, others, false));
     }
@@ -240,12 +271,8 @@ fn chains_are_exchanged_in_memory() {
         let mut rng = Rng::new(seed);
         let blocks = 64 + rng.index(256);
         let sequences: Vec<_> = (0..blocks).map(|n| BASE * (n as u64 / 16 % 2)).collect();
-        let image = Image {
-            storage: Arc::new(Memory::new(image_of(&sequences))),
-            format: Format::RAW,
-            rests: true,
-        };
         let queue = Queue::new(queue_of(&mut rng, &engines)).unwrap();
+        let image = written(&mut rng, &queue, &image_of(&sequences), true);
         let device = SharedDevice::new(open(&queue, std::slice::from_ref(&image), true));
         let thread = |_| Thread {
             queue: queue_of(&mut rng, &engines),
@@ -261,6 +288,7 @@ fn chains_are_exchanged_in_memory() {
             sequence: Arc::new(AtomicU64::new(MIDDLE)),
             cluster: 1 << rng.below(5),
             compresses: rng.one_in(3),
+            refuses: false,
             hot: rng.index(blocks),
         };
         let mut run = Run {

@@ -13,6 +13,7 @@
 
 mod exchanges;
 mod exchanges_in_memory;
+mod formats;
 mod hooked;
 
 use zebu_testkit::library::{self as common, dirty, driven, ledger, load};
@@ -21,16 +22,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::peer::{assert_clean, assert_content, text, write_sparse};
+use common::peer::{assert_clean, assert_content, text};
 use common::{Rng, Watchdog, progress, work};
 use dirty::Bitmap;
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
 use load::{Handle, Load, Thread, settle};
 use zebu::block::{Device, OpenOptions};
-use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
+use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, create_qcow2};
 use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
+use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, Storage, open_file};
+use zebu_testkit::WRITTEN;
 
 /// The numbers of the writes to the base, and to the image over it.
 const BASE: Sequence = 1;
@@ -43,7 +45,7 @@ struct Run {
     engines: Vec<EngineKind>,
     cluster: usize,
     cache: CacheMode,
-    /// The content of the base, which must not change.
+    /// The file of the base, which must not change.
     base: Vec<u8>,
     ledger: Arc<Ledger>,
     sequence: Arc<AtomicU64>,
@@ -79,17 +81,28 @@ impl Run {
         for piece in sequences[..base_blocks].chunks_mut(3 * cluster_blocks + 1) {
             piece.fill(BASE * rng.below(2));
         }
-        let base = image_of(&sequences[..base_blocks]);
-        write_sparse(&folder.join("base.raw"), &base);
-        let options = |backing: &str, format: &str| {
+        let format = rng.pick(WRITTEN);
+        formats::make(
+            folder,
+            "base",
+            &format,
+            &image_of(&sequences[..base_blocks]),
+        );
+        let base = std::fs::read(folder.join("base")).unwrap();
+        let mut options = |backing: &str, format: &str| {
             CreateQcow2::default()
                 .size(size as u64)
                 .cluster_bits(cluster_bits)
                 .extended_l2(extended_l2)
+                // Snapshots need more than a few bits.
+                .refcount_order(3 + rng.below(4) as u32)
                 .backing(Some(NewBacking::new(backing).format(Some(format.into()))))
         };
-        create(folder, "middle.qcow2", &options("base.raw", "raw"));
-        create(folder, "top.qcow2", &options("middle.qcow2", "qcow2"));
+        let middle = options("base", format.name);
+        let top = options("middle.qcow2", "qcow2");
+        let data = rng.one_in(4).then(|| NewDataFile::new("middle.data"));
+        create(folder, "middle.qcow2", &middle.data_file(data));
+        create(folder, "top.qcow2", &top);
         let cache = match rng.below(3) {
             0 if is_disk => CacheMode::None,
             1 => CacheMode::Unsafe,
@@ -151,6 +164,7 @@ impl Run {
             sequence: self.sequence.clone(),
             cluster: self.cluster / BLOCK,
             compresses: false,
+            refuses: false,
             hot: self.rng.index(self.ledger.blocks()),
         };
         let count = 4 + self.rng.below(13);
@@ -264,22 +278,34 @@ impl Run {
         let top = self.folder.join("top.qcow2");
         assert_clean(&top, "after a close");
         assert_content(&top, "qcow2", &image_of(now), "after a close");
-        let base = std::fs::read(self.folder.join("base.raw")).unwrap();
+        let base = std::fs::read(self.folder.join("base")).unwrap();
         assert!(base == self.base, "the base has changed");
         progress();
     }
 }
 
-fn create(folder: &Path, name: &str, options: &CreateQcow2) {
+/// A new file.
+fn new_file(path: &Path) -> Arc<dyn Storage> {
     let how = OpenFile::default()
         .write(true)
         .create(true)
         .cache(CacheMode::Unsafe);
+    open_file(path, how).unwrap()
+}
+
+/// Makes a qcow2 image, and its data file.
+fn create(folder: &Path, name: &str, options: &CreateQcow2) {
     let queue = Queue::new(QueueOptions::default()).unwrap();
-    let file = open_file(folder.join(name), how).unwrap();
-    queue
-        .block_on(create_qcow2(&queue, &*file, None, options, |_| {}))
-        .unwrap();
+    let file = new_file(&folder.join(name));
+    let mut options = options.clone();
+    let data = options.data_file.as_mut().map(|data| {
+        // QEMU takes a relative name relative to the current folder.
+        let path = folder.join(&data.name);
+        data.name = text(&path).into();
+        new_file(&path)
+    });
+    let created = create_qcow2(&queue, &*file, data.as_deref(), &options, |_| {});
+    queue.block_on(created).unwrap();
 }
 
 /// The engines to be used.

@@ -8,6 +8,8 @@
 
 mod bitmaps;
 mod disk;
+mod exchanges;
+mod filters;
 mod interop;
 mod many_threads;
 mod one_thread;

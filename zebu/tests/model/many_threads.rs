@@ -1,16 +1,18 @@
-//! Many threads, each with its queue and several requests in flight, whose ranges overlap.
+//! Many threads, each with its queue and several requests in flight, whose ranges overlap, while the chain of
+//! the device is exchanged.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zebu::block::Format;
+use zebu::block::{Format, SharedDevice};
 use zebu::storage::{EngineKind, Queue};
 
 use crate::bitmaps::Bitmaps;
-use crate::common::{Rng, peer};
+use crate::common::{Rng, peer, progress};
 use crate::disk::assert_same;
 use crate::driven::WAYS;
+use crate::exchanges::Exchanges;
 use crate::ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
 use crate::load::{Handle, Load, Thread, settle};
 use crate::setup::{Opening, Setup, queue_options};
@@ -28,7 +30,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
     let mut requests = 0;
     let mut bitmaps = Bitmaps::default();
     for _ in 0..1 + rng.below(3) {
-        let opening = Opening::random(&mut rng, setup.cluster(), engines);
+        let opening = Opening::random(&mut rng, &setup, engines);
         trace(|| format!("{opening:?}"));
         let queue = Queue::new(opening.queue.clone()).unwrap();
         let mut device = opening.open(&queue, &setup, folder, true);
@@ -36,14 +38,18 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
             let bytes = image_of(&content);
             bitmaps.change(&setup, &queue, &mut device, &mut rng, &bytes);
         }
-        let device = Arc::new(device);
+        let device = SharedDevice::new(device);
+        let own = Rng::new(rng.next());
+        let exchanged = !rng.one_in(3);
+        let mut exchanges = Exchanges::new(&setup, folder, &opening, &queue, device.clone(), own);
         for _ in 0..1 + rng.below(4) {
             let load = Load {
-                device: Handle::Plain(device.clone()),
+                device: Handle::Shared(device.clone()),
                 ledger: Arc::new(Ledger::new(&content)),
                 sequence: sequence.clone(),
                 cluster: setup.cluster() as usize / BLOCK,
                 compresses: setup.format == Format::QCOW2 && !setup.has_data_file(),
+                refuses: opening.filters.compresses(),
                 hot: rng.index(content.len()),
             };
             let count = 2 + rng.below(3);
@@ -54,10 +60,15 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
                 depth: 1 + rng.index(8),
                 rng: Rng::new(rng.next()),
             };
-            requests += load.run((0..count).map(thread).collect());
-            content = settle(&load.ledger, &queue, &device);
+            let threads = (0..count).map(thread).collect();
+            requests += match exchanged {
+                true => run_exchanging(&load, threads, &mut exchanges),
+                false => load.run(threads),
+            };
+            let entered = queue.block_on(device.enter()).expect("it is open");
+            content = settle(&load.ledger, &queue, &entered);
         }
-        let device = Arc::try_unwrap(device).expect("all threads have ended");
+        exchanges.end();
         let result = queue.block_on(device.close(&queue));
         result.unwrap_or_else(|e| panic!("close: {e}"));
         let image = setup.image(folder);
@@ -77,6 +88,25 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         }
     }
     requests as usize
+}
+
+/// Runs the threads, and exchanges the chain until they have ended. Returns the number of requests.
+fn run_exchanging(load: &Load, threads: Vec<Thread>, exchanges: &mut Exchanges) -> u64 {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let is_over = &is_over;
+        let running = scope.spawn(move || {
+            let run = std::panic::AssertUnwindSafe(|| load.run(threads));
+            let requests = std::panic::catch_unwind(run);
+            is_over.store(true, Ordering::SeqCst);
+            requests.unwrap_or_else(|e| std::panic::resume_unwind(e))
+        });
+        while !is_over.load(Ordering::SeqCst) {
+            exchanges.exchange();
+            progress();
+        }
+        running.join().unwrap()
+    })
 }
 
 /// A small image, so that the ranges of threads overlap.

@@ -1,7 +1,8 @@
 //! One thread with many requests in flight. No request overlaps one that changes its range, so each
 //! has exactly one right result.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use zebu::Result;
@@ -15,6 +16,7 @@ use crate::bitmaps::Bitmaps;
 use crate::common::peer;
 use crate::common::{Rng, progress, repair_all};
 use crate::disk::{Disk, assert_same};
+use crate::exchanges::{put_on, take_off};
 use crate::interop::used_by_qemu;
 use crate::setup::{Opening, Setup};
 use crate::step::{Kind, Shape, Step, perform};
@@ -38,6 +40,8 @@ struct Run<'a> {
     device: Rc<Device>,
     flight: Vec<Flying>,
     depth: usize,
+    /// The overlay that is on top for a while.
+    overlay: Option<PathBuf>,
 }
 
 /// An internal snapshot: name and content.
@@ -63,7 +67,7 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
     trace(|| format!("{setup:?}"));
     let (mut disk, backing) = make(&setup, folder, &mut rng);
     let shape = Shape::random(&mut rng, setup.size(), setup.cluster());
-    let opening = Opening::random(&mut rng, setup.cluster(), engines);
+    let opening = Opening::random(&mut rng, &setup, engines);
     trace(|| format!("{opening:?}"));
     note_copies(&opening, &mut disk);
     let queue = Queue::new(opening.queue.clone()).unwrap();
@@ -83,6 +87,7 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
         queue,
         device,
         flight: Vec::new(),
+        overlay: None,
     };
     let mut steps = 0;
     if run.rng.one_in(2) {
@@ -136,7 +141,7 @@ fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> (Disk, Vec<u8>) {
 
 /// Each read may allocate clusters if it copies.
 fn note_copies(opening: &Opening, disk: &mut Disk) {
-    if opening.filters.copy_on_read {
+    if opening.filters.copies_on_read() {
         disk.set_allocated(&(0..disk.bytes.len()));
     }
 }
@@ -182,6 +187,12 @@ impl Run<'_> {
                 self.disk.set_allocated(&step.range);
             }
             (Kind::Compressed(bytes), result) => self.compressed(&step, bytes, result),
+            (Kind::Write(bytes), Err(_)) if self.opening.filters.compresses() => {
+                self.refused(&step, bytes);
+            }
+            (Kind::Zero(_), Err(_)) if self.opening.filters.compresses() => {
+                self.refused(&step, &vec![0; step.range.len()]);
+            }
             (Kind::Zero(_), Ok(_)) => {
                 let zeroes = vec![0; step.range.len()];
                 self.disk.put(step.range.start, &zeroes);
@@ -213,17 +224,25 @@ impl Run<'_> {
         let may_fail = self.setup.format != Format::QCOW2
             || self.setup.has_data_file()
             || clusters.clone().any(|n| self.disk.may_be_allocated[n]);
-        let line = step.line();
-        assert!(may_fail, "{line}: {e}");
-        for n in clusters {
-            let range = self.disk.cluster(n);
+        // What was issued later may have allocated them before.
+        let may_fail = may_fail || self.opening.filters.compresses();
+        assert!(may_fail, "{}: {e}", step.line());
+        self.refused(step, bytes);
+    }
+
+    /// A write was refused. Of each cluster, all or nothing of its part was written.
+    fn refused(&mut self, step: &Step, bytes: &[u8]) {
+        let line = format!("{}, refused", step.line());
+        for n in self.disk.clusters(&step.range) {
+            let cluster = self.disk.cluster(n);
+            let start = cluster.start.max(step.range.start);
+            let range = start..cluster.end.min(step.range.end);
             let found = self.read(range.clone());
-            let new = &bytes[range.start - step.range.start..][..range.len()];
+            let new = &bytes[start - step.range.start..][..range.len()];
             if found == new {
-                self.disk.put(range.start, new);
+                self.disk.put(start, new);
             } else {
-                let old = &self.disk.bytes[range.clone()];
-                assert_same(&found, old, range.start, &format!("{line}, refused"));
+                assert_same(&found, &self.disk.bytes[range], start, &line);
             }
         }
         self.disk.set_allocated(&step.range);
@@ -245,7 +264,11 @@ impl Run<'_> {
             // The file system decides about images of other formats. The last cluster may be treated as
             // whole.
             let open = self.setup.format != Format::QCOW2 || cluster.end == self.disk.bytes.len();
-            let freed = self.opening.discard && !self.setup.ignores_discards();
+            let ignores = match self.overlay {
+                Some(_) => self.setup.options.version == 2,
+                None => self.setup.ignores_discards(),
+            };
+            let freed = self.opening.discard && !ignores;
             if freed && (zero && open || whole && !open) {
                 expected[here].fill(0);
             }
@@ -263,7 +286,11 @@ impl Run<'_> {
 
     /// Changes the whole image.
     fn change_whole(&mut self) {
-        match self.rng.below(3) {
+        if self.overlay.is_some() {
+            return self.take_off();
+        }
+        match self.rng.below(4) {
+            3 => self.put_on(),
             0 => self.change_bitmaps(),
             1 if self.setup.format == Format::QCOW2 => {
                 self.finish_all();
@@ -274,6 +301,35 @@ impl Run<'_> {
                 self.change_size();
             }
         }
+    }
+
+    /// An overlay is the top image from now on. The image has all that was written then.
+    fn put_on(&mut self) {
+        self.finish_all();
+        trace(|| "put on an overlay".into());
+        let size = self.disk.bytes.len() as u64;
+        let path = self.setup.make_overlay(self.folder, "overlay", size);
+        let overlay = self.opening.open_alone(&self.queue, &path);
+        let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
+        let put = self.queue.block_on(put_on(&self.queue, device, overlay));
+        put.unwrap_or_else(|e| panic!("put on an overlay: {e}"));
+        self.disk.flush(self.disk.changes());
+        self.overlay = Some(path);
+    }
+
+    fn take_off(&mut self) {
+        self.finish_all();
+        let Some(path) = self.overlay.take() else {
+            return;
+        };
+        trace(|| "take the overlay off".into());
+        let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
+        let taken = self.queue.block_on(take_off(&self.queue, device));
+        taken.unwrap_or_else(|e| panic!("take the overlay off: {e}"));
+        fs::remove_file(path).unwrap();
+        self.disk.set_allocated(&(0..self.disk.bytes.len()));
+        let found = self.read(0..self.disk.bytes.len());
+        assert_same(&found, &self.disk.bytes, 0, "after an overlay");
     }
 
     /// Adds or changes bitmaps.
@@ -384,6 +440,7 @@ impl Run<'_> {
     /// Closes or drops the device, verifies the image, and opens it again with other options.
     fn reopen(mut self) -> Self {
         self.finish_all();
+        self.take_off();
         // Without a close, a raw data file may have writes that its image does not know of, as in
         // QEMU.
         let closes = self.setup.data_file_is_raw() || !self.rng.one_in(4);
@@ -425,7 +482,7 @@ impl Run<'_> {
         }
         let which = self.rng.next() as usize;
         verify_snapshots(&self.setup, self.folder, &self.snapshots, which);
-        self.opening = Opening::random(&mut self.rng, self.setup.cluster(), self.engines);
+        self.opening = Opening::random(&mut self.rng, &self.setup, self.engines);
         trace(|| format!("{:?}", self.opening));
         note_copies(&self.opening, &mut self.disk);
         self.queue = Queue::new(self.opening.queue.clone()).unwrap();
@@ -436,6 +493,7 @@ impl Run<'_> {
 
     /// Drops the device, which must leave the image consistent.
     fn end(mut self) {
+        self.take_off();
         let device = Rc::try_unwrap(self.device).expect("nothing is in flight");
         self.queue.block_on(device.close(&self.queue)).unwrap();
         verify(&self.setup, self.folder, &mut self.disk, true);

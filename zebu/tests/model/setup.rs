@@ -2,10 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zebu::block::{
-    DetectZeroes, Device, Format, Objects, OpenOptions, ThrottleGroup, ThrottleGroups,
-    ThrottleLimits,
-};
+use zebu::block::{DetectZeroes, Device, Format, Objects, OpenOptions};
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 use zebu::names::Source;
 use zebu::qcow2::Compression;
@@ -13,6 +10,7 @@ use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_f
 
 use crate::common::Rng;
 use crate::common::peer::{self, qemu_img, qemu_io, text};
+use crate::filters::{Filters, throttle_groups};
 use zebu_testkit::Written;
 
 /// An image and its backing file.
@@ -217,6 +215,20 @@ impl Setup {
             .unwrap();
     }
 
+    /// Makes an overlay of the image, for a disk of this size. Its clusters are like those of the image.
+    pub fn make_overlay(&self, folder: &Path, name: &str, size: u64) -> PathBuf {
+        let (image, overlay) = (self.image(folder), folder.join(name));
+        let backing = NewBacking::new(text(&image)).format(Some(self.format.name().into()));
+        let options = self.options.clone().size(size).backing(Some(backing));
+        let options = options.data_file(None).preallocation(Preallocation::Off);
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let how = OpenFile::default().write(true).create(true);
+        let file = open_file(&overlay, how.cache(CacheMode::Unsafe)).unwrap();
+        let created = create_qcow2(&queue, &*file, None, &options, |_| {});
+        queue.block_on(created).unwrap();
+        overlay
+    }
+
     /// QEMU writes clusters of every kind. Returns the ranges and the bytes that fill them.
     pub fn use_before(&self, folder: &Path, rng: &mut Rng) -> Vec<Used> {
         let clusters = self.size() / self.cluster();
@@ -274,62 +286,6 @@ pub struct Opening {
     pub filters: Filters,
 }
 
-/// Filters over an image that is opened, and over its file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Filters {
-    pub throttle: bool,
-    pub copy_on_read: bool,
-    /// Over the file: the step of `preallocate`.
-    pub preallocate: Option<u64>,
-    pub throttle_file: bool,
-}
-
-impl Filters {
-    pub fn random(rng: &mut Rng) -> Filters {
-        if rng.one_in(2) {
-            return Filters::default();
-        }
-        Filters {
-            throttle: rng.one_in(3),
-            copy_on_read: rng.one_in(2),
-            preallocate: rng.one_in(3).then(|| rng.below(3) << 18),
-            throttle_file: rng.one_in(6),
-        }
-    }
-
-    /// The name of an image below these filters.
-    fn name(&self, format: Format, image: &Path, write: bool) -> String {
-        let mut file = format!(r#"{{"driver":"file","filename":"{}"}}"#, text(image));
-        let over = |filter: &str, file: String| format!(r#"{{{filter},"file":{file}}}"#);
-        const THROTTLE: &str = r#""driver":"throttle","throttle-group":"g""#;
-        if self.throttle_file {
-            file = over(THROTTLE, file);
-        }
-        if let Some(step) = self.preallocate {
-            let filter =
-                format!(r#""driver":"preallocate","prealloc-align":65536,"prealloc-size":{step}"#);
-            file = over(&filter, file);
-        }
-        let mut node = over(&format!(r#""driver":"{}""#, format.name()), file);
-        if self.copy_on_read && write {
-            node = over(r#""driver":"copy-on-read""#, node);
-        }
-        if self.throttle {
-            node = over(THROTTLE, node);
-        }
-        format!("json:{node}")
-    }
-}
-
-/// Limits by which some requests wait for a moment.
-fn throttle_groups() -> ThrottleGroups {
-    let mut limits = ThrottleLimits::default();
-    limits.set("iops-total", 20_000);
-    limits.set("bps-write", 200 << 20);
-    let group = ThrottleGroup::new(limits).expect("limits");
-    ThrottleGroups::from([("g".to_string(), group)])
-}
-
 impl Opening {
     /// The default of each option.
     pub fn plain() -> Opening {
@@ -345,7 +301,8 @@ impl Opening {
         }
     }
 
-    pub fn random(rng: &mut Rng, cluster: u64, engines: &[EngineKind]) -> Opening {
+    pub fn random(rng: &mut Rng, setup: &Setup, engines: &[EngineKind]) -> Opening {
+        let cluster = setup.cluster();
         // Half of the images have caches so small that slices are evicted.
         let entry = 512u64 << rng.below(4);
         let entry = rng.one_in(2).then_some(entry.min(cluster));
@@ -371,12 +328,12 @@ impl Opening {
                 _ => DetectZeroes::Off,
             },
             store_bitmaps: rng.one_in(2),
-            filters: Filters::random(rng),
+            filters: Filters::random(rng, setup),
         }
     }
 
-    pub fn open(&self, queue: &Queue, setup: &Setup, folder: &Path, write: bool) -> Device {
-        let options = OpenOptions::default()
+    fn options(&self, write: bool) -> OpenOptions {
+        OpenOptions::default()
             .write(write)
             .cache(self.cache)
             .l2_cache_size(self.l2_cache_size)
@@ -384,11 +341,58 @@ impl Opening {
             .discard(Some(self.discard))
             .detect_zeroes(Some(self.detect_zeroes))
             .store_bitmaps(self.store_bitmaps)
-            .objects(Objects::default().throttle_groups(throttle_groups()));
-        let image = setup.image(folder);
-        let name = self.filters.name(setup.format, &image, write);
+            .objects(Objects::default().throttle_groups(throttle_groups()))
+    }
+
+    pub fn open(&self, queue: &Queue, setup: &Setup, folder: &Path, write: bool) -> Device {
+        let name = self.filters.name(setup, folder, write);
         let source = Source::Name(name.into());
-        Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open: {e}"))
+        let is_put_below = write && self.filters.are_below();
+        let options = self.options(write).no_backing(is_put_below);
+        let opened = Device::open(queue, &source, &options);
+        let mut device = opened.unwrap_or_else(|e| panic!("open: {e}"));
+        if is_put_below {
+            let below = self.open_backing(queue, setup, folder, &self.filters);
+            let put = self.put_below(queue, &mut device, setup, below);
+            drop(queue.block_on(put).unwrap_or_else(|e| panic!("open: {e}")));
+        }
+        device
+    }
+
+    /// Puts another chain below an image in the place of its backing chain, which had the same content.
+    pub async fn put_below(
+        &self,
+        queue: &Queue,
+        device: &mut Device,
+        setup: &Setup,
+        below: Option<Device>,
+    ) -> zebu::Result<Option<Device>> {
+        let (_, format) = setup.backing.expect("a backing file");
+        let name = format!("backing.{}", format.name());
+        let name = Some(name.as_ref());
+        let put = device.replace_below(queue, below, name, Some(format.name()));
+        put.await
+    }
+
+    /// Opens an image alone for writing, to be put on top.
+    pub fn open_alone(&self, queue: &Queue, image: &Path) -> Device {
+        let options = self.options(true).no_backing(true);
+        let source = Source::Name(text(image).into());
+        Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open {image:?}: {e}"))
+    }
+
+    /// Opens the backing chain of an image, with these filters in it.
+    pub fn open_backing(
+        &self,
+        queue: &Queue,
+        setup: &Setup,
+        folder: &Path,
+        filters: &Filters,
+    ) -> Option<Device> {
+        let node = filters.backing(setup, folder)?;
+        let source = Source::Name(format!("json:{node}").into());
+        let opened = Device::open(queue, &source, &self.options(false));
+        Some(opened.unwrap_or_else(|e| panic!("open {node}: {e}")))
     }
 }
 
