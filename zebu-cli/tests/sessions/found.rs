@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::program::{Answer, By, Shell};
-use crate::steps::make_snapshots_old;
+use crate::snapshots::make_snapshots_old;
 
 /// A folder with the two programs.
 struct Place {

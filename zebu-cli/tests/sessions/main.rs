@@ -5,11 +5,16 @@
 //! A failed run prints its seed and the commands of the shortest list of steps that fails.
 
 mod bitmaps;
+mod chain;
+mod exchange;
+mod filters;
 mod found;
 mod limited;
 mod make;
 mod program;
 mod refused;
+mod session;
+mod snapshots;
 mod steps;
 mod targets;
 mod world;
