@@ -48,6 +48,13 @@ impl Written {
         is_checked: true,
         is_resized: false,
     };
+    const VHDX: Written = Written {
+        name: "vhdx",
+        options: "subformat=dynamic,block_size=1M",
+        block: 1 << 20,
+        is_checked: true,
+        is_resized: false,
+    };
 }
 
 /// All of them.
@@ -58,6 +65,11 @@ pub const WRITTEN: &[Written] = &[
     Written {
         options: "static=on",
         ..Written::VDI
+    },
+    Written::VHDX,
+    Written {
+        options: "subformat=fixed,block_size=1M",
+        ..Written::VHDX
     },
 ];
 

@@ -55,7 +55,7 @@ use writer::Writer;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    is_writable: false,
+    is_writable: true,
     has_backing: true,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
