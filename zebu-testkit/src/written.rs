@@ -24,6 +24,9 @@ pub struct Written {
     pub is_checked: bool,
     /// Whether the disk can get another size.
     pub is_resized: bool,
+    /// Whether changes are in a log after its last writer was interrupted. QEMU only opens an image to
+    /// read it when these were carried out, by [`Written::repair`].
+    pub has_log: bool,
 }
 
 impl Written {
@@ -33,6 +36,7 @@ impl Written {
         block: 512,
         is_checked: false,
         is_resized: true,
+        has_log: false,
     };
     pub const QCOW2: Written = Written {
         name: "qcow2",
@@ -40,6 +44,7 @@ impl Written {
         block: 64 << 10,
         is_checked: true,
         is_resized: true,
+        has_log: false,
     };
     const VDI: Written = Written {
         name: "vdi",
@@ -47,6 +52,7 @@ impl Written {
         block: 1 << 20,
         is_checked: true,
         is_resized: false,
+        has_log: false,
     };
     const VHDX: Written = Written {
         name: "vhdx",
@@ -54,6 +60,7 @@ impl Written {
         block: 1 << 20,
         is_checked: true,
         is_resized: false,
+        has_log: true,
     };
 }
 
@@ -96,6 +103,12 @@ impl Written {
             "" => vec!["create", "-q", "-f", self.name],
             options => vec!["create", "-q", "-f", self.name, "-o", options],
         }
+    }
+
+    /// The options of `check` that carry out a log, if there may be one.
+    pub fn repair(&self) -> Option<[&'static str; 6]> {
+        let repair = ["check", "-q", "-f", self.name, "-r", "all"];
+        self.has_log.then_some(repair)
     }
 
     /// Makes `file` such an image of an empty disk.

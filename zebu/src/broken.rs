@@ -64,6 +64,18 @@ pub enum Rule {
     BlocksBeforeMap,
     /// VDI: the header's count is durable before the map has a block that it must count.
     CountBeforeMap,
+    /// VHDX: blocks, and what the entry before changes, are durable before an entry of the log is valid.
+    BlocksBeforeLog,
+    /// VHDX: an entry of the log is durable when a flush returns.
+    LogIsDurable,
+    /// VHDX: an entry of the log stays whole until the next one is valid.
+    EntryStaysWhole,
+    /// VHDX: everything is durable where it belongs before the header says that the log is empty.
+    TablesBeforeEmptyLog,
+    /// VHDX: so is what a log has that is carried out.
+    RecoveredBeforeEmptyLog,
+    /// VHDX: the header says durably that the content is another one before it changes.
+    IdentityBeforeContent,
 }
 
 #[cfg(debug_assertions)]
@@ -75,7 +87,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 28] = [
+        pub const ALL: [Rule; 34] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -104,6 +116,12 @@ mod hook {
             Rule::AnnouncedAnew,
             Rule::BlocksBeforeMap,
             Rule::CountBeforeMap,
+            Rule::BlocksBeforeLog,
+            Rule::LogIsDurable,
+            Rule::EntryStaysWhole,
+            Rule::TablesBeforeEmptyLog,
+            Rule::RecoveredBeforeEmptyLog,
+            Rule::IdentityBeforeContent,
         ];
     }
 

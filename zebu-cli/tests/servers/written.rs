@@ -102,6 +102,9 @@ fn vhost_user_blk_serves_images_of_other_formats() {
         // What was flushed is there, whatever ends the server.
         server.signal("KILL");
         server.wait();
+        if let Some(repair) = written.repair() {
+            lab.qemu_img(&[&repair[..], &["x"]].concat()).ok("repair");
+        }
         verify(&lab, &written, &expected);
     }
 }

@@ -113,6 +113,9 @@ pub fn assert_consistent(image: &Path, what: &str) {
 /// unless its last writer was `interrupted`.
 #[track_caller]
 pub fn assert_sound(image: &Path, written: &Written, interrupted: bool, what: &str) {
+    if interrupted {
+        carry_out_log(image, written);
+    }
     if !written.is_checked {
         return;
     }
@@ -125,6 +128,14 @@ pub fn assert_sound(image: &Path, written: &Written, interrupted: bool, what: &s
     };
     if !(interrupted && only_leaks) {
         answer.ok(&format!("{what}: qemu-img check"));
+    }
+}
+
+/// QEMU carries out the log of an image whose writer was interrupted, which it does not read else.
+pub fn carry_out_log(image: &Path, written: &Written) {
+    if let Some(repair) = written.repair() {
+        let args = [&repair[..], &[text(image)]].concat();
+        qemu_img_at(image, &args).ok("the log is carried out");
     }
 }
 

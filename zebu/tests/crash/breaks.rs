@@ -41,6 +41,12 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
         Rule::InUseBeforeChange | Rule::BitsBeforeFlag => &["bitmaps"],
         Rule::AnnouncedAnew => &["in-flight-bitmaps"],
         Rule::BlocksBeforeMap | Rule::CountBeforeMap => &["written"],
+        Rule::BlocksBeforeLog
+        | Rule::LogIsDurable
+        | Rule::EntryStaysWhole
+        | Rule::TablesBeforeEmptyLog
+        | Rule::RecoveredBeforeEmptyLog
+        | Rule::IdentityBeforeContent => &["written"],
     }
 }
 

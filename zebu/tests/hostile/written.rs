@@ -6,14 +6,34 @@ use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions};
 use zebu::storage::{Memory, Queue};
+use zebu_testkit::library::vhdx_image::{HEADERS, METADATA_TABLE, MIB, REGION_TABLES, seal_all};
 use zebu_testkit::{Rng, Written};
 
 use crate::bounds::{alone, queue};
 use crate::common::{PrintOnPanic, cases, progress};
 
 const SECTOR: usize = 512;
-/// Bytes at the start of a file in which numbers are damaged: headers and tables of a small image.
-const HEAD: u64 = 1024;
+
+/// Ranges of a small image in which numbers are damaged: headers and tables, and how many bytes of each.
+fn tables(written: &Written, rng: &mut Rng) -> (u64, u64) {
+    if written.name != "vhdx" {
+        // The header of one sector and the table behind it, whose first entries count most.
+        return rng.pick(&[(0, 1024), (512, 16)]);
+    }
+    // The log, the block allocation table and the metadata follow each other.
+    rng.pick(&[
+        (HEADERS[0], 80),
+        (HEADERS[1], 80),
+        (REGION_TABLES[0], 80),
+        (REGION_TABLES[1], 80),
+        (MIB, 160),
+        (MIB + MIB / 2, 160),
+        (2 * MIB, 40),
+        (2 * MIB, 40),
+        (3 * MIB, 200),
+        (3 * MIB + METADATA_TABLE, 48),
+    ])
+}
 
 fn open(queue: &Queue, written: &Written, file: Arc<Memory>, write: bool) -> zebu::Result<Device> {
     let options = OpenOptions::default()
@@ -46,20 +66,23 @@ fn sound(queue: &Queue, written: &Written, rng: &mut Rng) -> Vec<u8> {
         rng.fill(&mut bytes);
         device.write_blocking(queue, at, &bytes).unwrap();
     }
-    queue.block_on(device.close(queue)).unwrap();
+    match rng.one_in(3) {
+        // Its last writer was killed.
+        true => queue.block_on(device.flush(queue)).unwrap(),
+        false => queue.block_on(device.close(queue)).unwrap(),
+    }
     file.to_vec()
 }
 
-fn damage(bytes: &mut Vec<u8>, rng: &mut Rng) {
-    let at = match rng.one_in(2) {
-        // The first entries of a table behind a header of one sector.
-        true => 512 + 4 * rng.below(4),
-        false => 4 * rng.below(HEAD / 4),
-    } as usize;
-    let value = match rng.below(4) {
+fn damage(written: &Written, bytes: &mut Vec<u8>, rng: &mut Rng) {
+    let (start, length) = tables(written, rng);
+    let at = (start + 4 * rng.below(length / 4)) as usize;
+    let value = match rng.below(5) {
         0 => rng.next() as u32,
         1 => 512 * rng.below(8) as u32,
-        _ => rng.below(6) as u32,
+        // A place of a VHDX, perhaps with a state.
+        2 => (rng.below(9) << 20 | 6 * rng.below(2)) as u32,
+        _ => rng.below(8) as u32,
     };
     if let Some(number) = bytes.get_mut(at..at + 4) {
         number.copy_from_slice(&value.to_le_bytes());
@@ -67,6 +90,9 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Rng) {
     if rng.one_in(4) {
         let length = bytes.len();
         bytes.truncate(length - rng.index(length / 2 + 1));
+    }
+    if written.name == "vhdx" && !rng.one_in(4) {
+        seal_all(bytes);
     }
 }
 
@@ -81,7 +107,7 @@ fn writes_to_damaged_images_change_nothing_else() {
             let _note = PrintOnPanic(format!("seed {seed}, {written:?}"));
             let rng = &mut Rng::new(seed);
             let mut bytes = sound(&queue, &written, rng);
-            (0..1 + rng.below(2)).for_each(|_| damage(&mut bytes, rng));
+            (0..1 + rng.below(2)).for_each(|_| damage(&written, &mut bytes, rng));
             progress();
             seeds.add(1);
             let file = Arc::new(Memory::new(bytes.clone()));

@@ -528,7 +528,7 @@ fn verify(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     }
 }
 
-/// Has QEMU repair leaks, and the refcounts of an image with lazy refcounts.
+/// Has QEMU repair leaks, and the refcounts of an image with lazy refcounts, and carry out a log.
 fn repair(setup: &Setup, folder: &Path) {
     let image = setup.image(folder);
     if setup.format == Format::QCOW2 && setup.options.lazy_refcounts {
@@ -536,6 +536,8 @@ fn repair(setup: &Setup, folder: &Path) {
         peer::qemu_img(&args).ok("qemu-img check -r all");
     } else if setup.format == Format::QCOW2 {
         peer::assert_consistent(&image, "without a close");
+    } else if let Some(other) = &setup.other {
+        peer::carry_out_log(&image, other);
     }
 }
 

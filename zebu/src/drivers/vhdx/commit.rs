@@ -22,6 +22,7 @@ use super::log::SECTOR;
 use super::tables::{PIECE, Piece};
 use super::writer::Writer;
 use crate::Result;
+use crate::broken::{Rule, is_broken};
 use crate::lock;
 use crate::storage::{self, Queue};
 
@@ -101,7 +102,11 @@ impl Writer {
         let first = taken.sectors.len() - count;
         let copies: Vec<NewSector> = taken.sectors[first..].iter().map(copy).collect();
         let sequence = sequence + 1;
-        let at = entry::places(&self.log.range)[(sequence % 2) as usize];
+        let nth = match is_broken(Rule::EntryStaysWhole) {
+            true => 0,
+            false => sequence % 2,
+        };
+        let at = entry::places(&self.log.range)[nth as usize];
         let fields = EntryFields {
             log_id,
             sequence,
@@ -112,9 +117,13 @@ impl Writer {
         let encoded = entry::encode(&fields, &copies);
         let start = self.log.range.start + at;
         storage::write_slice(file, queue, start + SECTOR, &encoded.data).await?;
-        self.flush_file(queue).await?;
+        if !is_broken(Rule::BlocksBeforeLog) {
+            self.flush_file(queue).await?;
+        }
         storage::write_slice(file, queue, start, &encoded.head).await?;
-        self.flush_file(queue).await?;
+        if !is_broken(Rule::LogIsDurable) {
+            self.flush_file(queue).await?;
+        }
         lock(&self.log.state).sequence = sequence;
         let pieces = taken.sectors.drain(first..).map(|(_, piece)| piece);
         let copies = copies.into_iter().map(Arc::new);

@@ -89,6 +89,8 @@ struct Vhdx {
     bat: Range<u64>,
     tables: Arc<Tables>,
     work: Option<Arc<Work>>,
+    /// Whether it was opened for a repair, which has carried out a log.
+    is_repaired: bool,
     /// If it is open for writing.
     writer: Option<Arc<Writer>>,
 }
@@ -138,14 +140,23 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         log: header.log.clone(),
         bat,
         work,
+        is_repaired: false,
         writer: None,
     };
-    if request.write && request.purpose == Purpose::Data {
+    if request.write && request.purpose != Purpose::Metadata {
+        let is_data = request.purpose == Purpose::Data;
         // What is refused stays as it is.
-        let end = image.check_for_writing(queue).await?;
+        let end = match is_data {
+            true => Some(image.check_for_writing(queue).await?),
+            false => None,
+        };
+        image.is_repaired = !is_data && changes.is_some();
         let header = recover::recover(queue, &*own, header, changes).await?;
-        let (id, size) = (image.next_id, image.geometry.block_size());
-        image.writer = Some(Writer::new(own.clone(), header, id, size, end)?);
+        image.file_len = own.len()?;
+        if let Some(end) = end {
+            let (id, size) = (image.next_id, image.geometry.block_size());
+            image.writer = Some(Writer::new(own.clone(), header, id, size, end)?);
+        }
         image.tables = Tables::new(own.clone(), cached);
         image.file = own;
     }
@@ -240,6 +251,7 @@ impl FormatImage for Vhdx {
         Box::pin(async move {
             Ok(Some(CheckReport {
                 corruptions: Vhdx::check(self, queue, say).await?.errors,
+                corruptions_fixed: u64::from(self.is_repaired),
                 ..CheckReport::default()
             }))
         })

@@ -3,6 +3,7 @@
 use super::header::{self, Header};
 use super::log::Changes;
 use crate::Result;
+use crate::broken::{Rule, is_broken};
 use crate::storage::{self, Queue, Storage};
 
 /// Carries out the changes that are in the log, durably, and says in the header that there are none.
@@ -30,7 +31,9 @@ pub(super) async fn recover(
                 }
             }
         }
-        storage::flush(file, queue).await?;
+        if !is_broken(Rule::RecoveredBeforeEmptyLog) {
+            storage::flush(file, queue).await?;
+        }
     }
     let clean = Header {
         log_id: None,

@@ -119,10 +119,6 @@ impl Vhdx {
         range: Range<u64>,
         how: Clear,
     ) -> Result<()> {
-        let range = match how {
-            Clear::Discard => self.whole_blocks(&range),
-            _ => range,
-        };
         let file = &*self.file;
         let mut guest = range.start;
         while guest < range.end {
@@ -143,16 +139,6 @@ impl Vhdx {
             guest += extent.length;
         }
         self.changed(queue).await
-    }
-
-    /// The whole blocks of a range. The last one may end with the disk.
-    fn whole_blocks(&self, range: &Range<u64>) -> Range<u64> {
-        let size = self.geometry.block_size();
-        let end = match range.end == self.geometry.size {
-            true => range.end,
-            false => range.end - range.end % size,
-        };
-        range.start.next_multiple_of(size)..end
     }
 
     /// After a change: it is made durable in a write-through mode.

@@ -16,6 +16,7 @@ use super::header::{self, Header};
 use super::places::Places;
 use super::tables::{PIECE, Piece};
 use crate::Result;
+use crate::broken::{Rule, is_broken};
 use crate::drivers::{BoxFuture, Commits, Committed, Ranges, Tail};
 use crate::lock;
 use crate::storage::{self, Queue, Storage};
@@ -142,7 +143,9 @@ impl Writer {
             header.file_write = file_write;
             header.data_write = content;
         };
-        self.replace_header(queue, change).await?;
+        if !is_broken(Rule::IdentityBeforeContent) {
+            self.replace_header(queue, change).await?;
+        }
         self.begins.store(false, Ordering::Release);
         self.has_begun.store(true, Ordering::Release);
         Ok(())
@@ -154,7 +157,9 @@ impl Writer {
         if lock(&self.header).log_id.is_none() {
             return Ok(());
         }
-        self.flush_file(queue).await?;
+        if !is_broken(Rule::TablesBeforeEmptyLog) {
+            self.flush_file(queue).await?;
+        }
         // Before the header is written: if this is dropped midway, that may say so already.
         self.log.end();
         self.replace_header(queue, |header| header.log_id = None)

@@ -45,7 +45,12 @@ fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
         device.write_blocking(queue, at as u64, &bytes).unwrap();
         active[at..at + length].copy_from_slice(&bytes);
     }
-    queue.block_on(device.close(queue)).unwrap();
+    let identity = device.top().content_id().map(<[u8]>::to_vec);
+    match rng.one_in(3) {
+        // Its last writer was killed after a flush.
+        true => queue.block_on(device.flush(queue)).unwrap(),
+        false => queue.block_on(device.close(queue)).unwrap(),
+    }
     let mut bytes = file.to_vec();
     if rng.one_in(2) {
         let length = bytes.len() + rng.index(2 * written.block as usize) / 512 * 512;
@@ -53,6 +58,7 @@ fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
     }
     let layout = Layout {
         written: Some(written),
+        identity: identity.map(|id| (id, active.clone())),
         ..Layout::default()
     };
     begin_on(queue, rng, (vec![bytes], active), unit, layout, false)
