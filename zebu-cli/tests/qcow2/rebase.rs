@@ -149,6 +149,46 @@ fn compressed() {
     }
 }
 
+/// A cluster of which a subcluster has to be written is compressed as a whole, unless the image has a part of it.
+#[test]
+fn compressed_with_subclusters() {
+    if !peer().is_current() {
+        // It has no option -c.
+        return;
+    }
+    const OPTIONS: &str = "-o cluster_size=256k,extended_l2=on";
+    let pair = Pair::new(&format!(
+        "create {OPTIONS} base.q 1000k; io base.q: write -P 17 256k 256k; \
+         create {OPTIONS} -b base.q -F qcow2 mid.q; \
+         io mid.q: write -P 34 248k 8k | write -P 51 512k 8k | write -P 68 992k 8k; \
+         create {OPTIONS} -b mid.q -F qcow2 top.qcow2; \
+         create {OPTIONS} -b mid.q -F qcow2 part.q; io part.q: write -P 9 0 8k | write -P 9 640k 8k"
+    ));
+    let args = ["-q", "-c", "-b", "base.q", "-F", "qcow2"];
+    rebase(&pair, &args, "subclusters");
+    let kinds = |lab: &Lab| {
+        let map = lab
+            .qemu_img(&["map", "--output=json", "top.qcow2"])
+            .ok("map");
+        let lines = map.out.lines();
+        let kinds = lines.map(|line| line.split(", \"offset\"").next().map(String::from));
+        kinds.collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(&pair.ours), kinds(&pair.theirs));
+    assert_has_compressed(&pair.ours, "top.qcow2");
+    let ours = &pair.ours;
+    ours.make("img convert -O raw part.q part.raw");
+    ours.zebu(&[&["rebase"], &args[..], &["part.q"]].concat())
+        .ok("rebase");
+    assert_content(
+        ours,
+        "part.q",
+        "part.raw",
+        "an image with parts of clusters",
+    );
+    assert_has_compressed(ours, "part.q");
+}
+
 /// QEMU 7.2 does not report compressed clusters; then nothing is checked.
 fn assert_has_compressed(lab: &Lab, image: &str) {
     let map = lab.qemu_img(&["map", "--output=json", image]).ok("map");

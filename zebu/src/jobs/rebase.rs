@@ -318,12 +318,18 @@ impl Job {
         let mut at = chunk.start;
         while at < chunk.end {
             let (length, same) = self.look(queue, at).await?;
-            let end = chunk.end.min(at + length);
+            let mut end = chunk.end.min(at + length);
             if same {
                 self.skip(chunk, at + length);
             } else {
-                let whole =
-                    at / self.unit * self.unit..chunk.end.min(end.next_multiple_of(self.unit));
+                let mut unit = self.unit;
+                if self.compress && unit != self.cluster {
+                    end = end.min(at - at % self.cluster + self.cluster);
+                    if self.is_free(queue, at).await? {
+                        unit = self.cluster;
+                    }
+                }
+                let whole = at / unit * unit..chunk.end.min(end.next_multiple_of(unit));
                 match segments.last_mut() {
                     Some(last) if last.end >= whole.start => last.end = whole.end,
                     _ => segments.push(whole),
@@ -347,6 +353,21 @@ impl Job {
         }
         let new = self.new_status(queue, at, old.length).await?;
         Ok((old.length.min(new.length), old.zero && new.zero))
+    }
+
+    /// Whether the image has nothing of the cluster itself, so that it can be compressed as a whole.
+    async fn is_free(&self, queue: &Queue, at: u64) -> Result<bool, At<RebaseError>> {
+        let mut at = at - at % self.cluster;
+        let end = self.overlay.size().min(at + self.cluster);
+        while at < end {
+            let status = self.overlay.status(queue, at, end - at).await;
+            let status = status.map_err(|e| (at, RebaseError::ReadOld(e)))?;
+            if status.present && status.depth == 0 {
+                return Ok(false);
+            }
+            at += status.length;
+        }
+        Ok(true)
     }
 
     /// Whether the image allocates the range itself, or it comes from an image that the new chain
