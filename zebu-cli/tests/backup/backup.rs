@@ -31,11 +31,16 @@ pub(super) fn restored(lab: &Lab, point: u64) -> Vec<u8> {
 
 /// The numbers of the points in the manifest; none if there is no set.
 pub(super) fn points(lab: &Lab) -> Vec<u64> {
-    if !lab.path("set/manifest.json").exists() {
+    points_in(lab, "set")
+}
+
+/// The same of another set.
+pub(super) fn points_in(lab: &Lab, set: &str) -> Vec<u64> {
+    if !lab.path(set).join("manifest.json").exists() {
         return Vec::new();
     }
     let answer = lab
-        .zebu(&["backup", "list", "--output=json", "set"])
+        .zebu(&["backup", "list", "--output=json", set])
         .ok("list");
     let list: serde_json::Value = serde_json::from_str(&answer.out).expect("JSON");
     let numbers = list.as_array().expect("a list").iter();

@@ -1,9 +1,10 @@
 //! A first backup that fails: nothing is left of its set, and nothing in the image.
 
 use std::fs;
+use std::process::ExitStatus;
 
 use crate::common::stopping::start;
-use crate::common::{Lab, program};
+use crate::common::{Lab, Rng, cases, program};
 
 /// What there may be before where the set is to be: commands of a shell.
 const FOLDERS: [(&str, &str); 4] = [
@@ -98,4 +99,35 @@ fn a_folder_with_other_files_stays_as_it_was() {
     assert_eq!(answer.status, 1);
     assert_eq!(state(&lab), before);
     assert!(!lab.path("a/set/lock").exists());
+}
+
+/// Several programs begin one set at once, and some of them fail: nobody removes what another one fills.
+#[test]
+fn one_that_fails_leaves_the_set_of_another_one() {
+    let mut rng = Rng::new(1);
+    let mut taken = 0;
+    for round in cases(8, "backups that begin one set") {
+        let lab = prepared(FOLDERS[rng.below(4) as usize].1);
+        let mut children = Vec::new();
+        for _ in 0..4 {
+            let disk = rng.pick(&["disk", "nothing"]);
+            let args = ["backup", "-q", "-f", "qcow2", disk, "--to", "a/set"];
+            children.push(start(&lab, &args));
+            std::thread::sleep(std::time::Duration::from_micros(rng.below(8000)));
+        }
+        let ended = children
+            .into_iter()
+            .map(|mut child| child.wait().expect("wait"));
+        let points = ended.filter(ExitStatus::success).count();
+        assert_eq!(
+            super::backup::points_in(&lab, "a/set").len(),
+            points,
+            "round {round}"
+        );
+        if points > 0 {
+            lab.zebu(&["backup", "verify", "a/set"]).ok("verify");
+        }
+        taken += points;
+    }
+    println!("{taken} points");
 }
