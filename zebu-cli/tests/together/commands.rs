@@ -46,6 +46,8 @@ pub const COMMANDS: &[Command] = &[
     command("ova -f raw --name vm --output t sN"),
     command("backup -q --name disk --to set t"),
     command("backup -q --full --name disk --to set t"),
+    // It fails.
+    command("backup -q --name disk --to set nothing"),
     command("snapshot -c newN t"),
     command("snapshot -d old t"),
     command("snapshot -a old t"),
