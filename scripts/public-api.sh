@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs the doc tests, and compares the public API of the library, with the features that the workspace uses,
-# with docs/public-api.txt, so that a change of it is seen; with --write, writes that file. Warnings of rustdoc
+# Runs the doc tests, and compares the public API of the library (of `zebu` and the crates that it re-exports),
+# with the features that the workspace uses, with docs/public-api.txt, so that a change of it is seen; with --write,
+# writes that file. Warnings of rustdoc
 # are errors.
 #
 # rustdoc's JSON, which the API is read from, has a version. Where this toolchain writes another one than
@@ -23,7 +24,8 @@ if [ "$version" != "$known" ]; then
     exit 0
 fi
 cargo build --workspace --features "$features" --bin zebu-public-api --quiet
-"$target/debug/zebu-public-api" "$json" > "$found"
+"$target/debug/zebu-public-api" "$json" "$ZEBU_RUSTDOC_JSON/zebu_core.json" "$ZEBU_RUSTDOC_JSON/zebu_formats.json" \
+    "$ZEBU_RUSTDOC_JSON/zebu_net.json" > "$found"
 if [ "${1:-}" = --write ]; then
     cp "$found" docs/public-api.txt
 elif ! diff -u docs/public-api.txt "$found"; then

@@ -184,7 +184,7 @@ if begin spelling; then
     end "spellings of containers"
 fi
 if begin broken-rules; then
-    rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
+    rules=$(grep -c '^            Rule::' zebu-core/src/broken.rs)
     run cargo test -p zebu -p zebu-sim --test crash --test simulate breaks -- --ignored --nocapture
     end "rules broken and detected, of $rules"
 fi
@@ -295,7 +295,7 @@ if begin exchanges; then
     end "exchanges of a device's chain under load"
 fi
 if begin interleavings; then
-    cases 100000 run cargo test -p zebu --features interleavings --lib interleavings -- --nocapture
+    cases 100000 run cargo test -p zebu-core --features interleavings --lib interleavings -- --nocapture
     end "schedules (shuttle)"
 fi
 if begin miri; then
@@ -303,7 +303,7 @@ if begin miri; then
         # Two tests are left out that go through thousands of headers.
         run env MIRIFLAGS="-Zmiri-disable-isolation" CARGO_TARGET_DIR=target/miri \
             PROPTEST_CASES="$(of 2 16 256)" \
-            cargo +nightly miri test -p zebu --lib -- structures:: drivers::signature storage::buffer storage::slab drivers::qcow2::map::table \
+            cargo +nightly miri test -p zebu-core --lib -- structures:: drivers::signature storage::buffer storage::slab drivers::qcow2::map::table \
             --skip a_torn_header --skip errors_name_the_invalid_field
         end "structures and buffers under miri"
     else

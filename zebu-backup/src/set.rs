@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use zebu::block::FileDriver;
+use zebu::block::{FileDriver, NbdSpec};
 use zebu::internal::printable;
 use zebu::storage::Queue;
 use zebu::{Device, Format, OpenOptions, Source};
@@ -399,10 +399,9 @@ fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
 /// The path of the file or device that an image is in. None of what has no path, or no valid name.
 pub(crate) fn path_of(image: &Source) -> Option<PathBuf> {
     let file = image.resolve(None, None).ok()?.file;
-    match file.driver {
-        FileDriver::Nbd(_) | FileDriver::Null(_) => None,
-        _ => Some(file.path),
-    }
+    let has_none =
+        matches!(file.driver, FileDriver::Null(_)) || file.driver.get::<NbdSpec>().is_some();
+    (!has_none).then_some(file.path)
 }
 
 /// Refuses a directory that has other files, which might be those of a set without its manifest.

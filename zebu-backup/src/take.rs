@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
-use zebu::block::{FileDriver, FileSpec, Objects};
+use zebu::block::{FileSpec, NbdSpec, Objects};
 use zebu::internal::new_image::NewFiles;
 use zebu::jobs::{
     self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
@@ -590,9 +590,9 @@ impl Held {
     fn new(queue: &Queue, disk: &Disk, is_written_past: bool) -> Result<Held> {
         let hold = || {
             let spec = disk.source.resolve(None, disk.options.format)?;
-            match spec.file.driver {
-                FileDriver::Nbd(_) => Ok(None),
-                _ => {
+            match spec.file.driver.get::<NbdSpec>() {
+                Some(_) => Ok(None),
+                None => {
                     let options = disk.reading().no_backing(true);
                     Device::open(queue, &disk.source, &options).map(Some)
                 }
@@ -776,7 +776,7 @@ async fn recorded(queue: &Queue, device: &Device, name: &str) -> zebu::Result<Di
 fn external_bitmap(queue: &Queue, disk: &Disk, name: &str) -> zebu::Result<DirtyBits> {
     let context = format!("qemu:dirty-bitmap:{name}");
     let mut spec = disk.source.resolve(None, disk.options.format)?;
-    if let FileDriver::Nbd(nbd) = &mut spec.file.driver {
+    if let Some(nbd) = spec.file.driver.get_mut::<NbdSpec>() {
         nbd.context = Some(context.clone());
     }
     let device = Device::open_spec(queue, spec, &disk.reading())?;

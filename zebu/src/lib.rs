@@ -63,47 +63,46 @@
 //! Otherwise the kernel ends the process.
 #![deny(unsafe_code)]
 
-#[macro_use]
-mod options;
-
-pub mod block;
-mod broken;
-mod codec;
-mod drivers;
-mod error;
-mod filters;
 #[doc(hidden)]
 pub mod internal;
-pub mod jobs;
-pub mod names;
-#[cfg(feature = "nbd")]
-mod nbd;
-mod offset;
-mod printable;
-mod progress;
-mod protocols;
-pub mod qcow2;
-mod spelling;
-mod statistics;
-pub mod storage;
-pub mod tls;
+mod registered;
 
-pub use block::{
-    BitmapInfo, Device, DirtyBits, Extents, Format, InUse, Layer, Length, OpenOptions, Policy,
-    Preallocation, Remote, RemoteRequest, SharedDevice, Status, Storages, Zeroing,
+#[doc(inline)]
+pub use zebu_core::{
+    BitmapInfo, Buffer, CacheMode, Device, DirtyBits, EngineKind, Error, ErrorKind, Extents,
+    Format, Handle, InUse, Iov, Layer, Length, LimitExceeded, Limits, Memory, OpenOptions, Policy,
+    Preallocation, Queue, QueueOptions, Remote, RemoteRequest, Result, SharedDevice, Source,
+    Status, Storage, Storages, Zeroing, strerror,
 };
-pub use drivers::Limits;
-pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};
-pub use names::Source;
-use printable::printable;
-pub use storage::{
-    Buffer, CacheMode, EngineKind, Handle, Iov, Memory, Queue, QueueOptions, Storage,
-};
+#[doc(inline)]
+pub use zebu_core::{jobs, names, qcow2};
 
-/// Locks a mutex, also after a panic of its holder: the data that these hold are consistent at
-/// every moment.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
+/// The device: an image of any format with its backing chain, its data and its extents.
+pub mod block {
+    #[doc(inline)]
+    pub use zebu_core::block::*;
+    #[doc(inline)]
+    pub use zebu_formats::block::*;
+    #[doc(inline)]
+    #[allow(unused_imports, reason = "without features there is none")]
+    pub use zebu_net::block::*;
+}
+
+/// Bytes at offsets: files, memory, what is on other machines; queues and engines.
+///
+/// A [`Storage`] holds bytes. A [`Queue`] drives the operations of a thread, any number in flight.
+pub mod storage {
+    #[doc(inline)]
+    pub use zebu_core::storage::*;
+    #[doc(inline)]
+    #[allow(unused_imports, reason = "without features there is none")]
+    pub use zebu_net::storage_of_zebu::*;
+}
+
+/// TLS: authentication by certificates or by pre-shared keys.
+pub mod tls {
+    #[doc(inline)]
+    pub use zebu_net::tls::*;
 }
 
 /// The README's example is compiled as a test.

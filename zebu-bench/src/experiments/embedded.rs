@@ -23,7 +23,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 const WAYS: [(&str, &str); 3] = [
     ("descriptor", "Rust, descriptor and turn"),
     ("c", "C, descriptor and zebu_queue_complete"),
-    ("remote", "Rust, Remote with one thread, both on one processor"),
+    (
+        "remote",
+        "Rust, Remote with one thread, both on one processor",
+    ),
 ];
 const FIRST: u64 = 2000;
 const MOST: u64 = 2_000_000;

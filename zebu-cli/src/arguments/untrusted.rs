@@ -54,5 +54,5 @@ pub fn defaults(context: &Context) -> OpenOptions {
         .policy(policy(context))
         .guess_as_qemu(context.is_as_qemu())
         .objects(objects::all(context))
-        .block_cache(block_cache::get(context))
+        .block_cache(block_cache::get(context).map(Into::into))
 }

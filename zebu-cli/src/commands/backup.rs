@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use zebu::block::NbdSpec;
 use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, OpenFile};
 use zebu_backup::{Disk, Entry, Manifest, Set, Step, TakeOptions};
@@ -436,7 +437,7 @@ fn refuse_existing(context: &Context, target: &OsStr) -> Result<(), Failure> {
         return Ok(());
     };
     let exists = match spec.is_object() || spec.is_remote() {
-        _ if spec.nbd().is_some() => false,
+        _ if spec.driver.get::<NbdSpec>().is_some() => false,
         true => spec
             .open(OpenFile::default(), &objects::all(context))
             .is_ok_and(|file| file.storage().len().is_ok_and(|length| length > 0)),

@@ -20,7 +20,7 @@ use crate::sound::{
     with_header,
 };
 use zebu::Result;
-use zebu::block::{Device, OpenOptions, Policy};
+use zebu::block::{Device, OpenOptions, Policy, Vmdk};
 use zebu::internal::OpenImage;
 use zebu::internal::structures::{
     BITMAP_TYPE_DIRTY_TRACKING, BitmapsExtension, COMPRESSED, COPIED, Extension, Header,
@@ -56,7 +56,7 @@ fn generated_vmdks() {
         exercise(queue, &bytes);
         let options = OpenOptions::default().no_backing(true);
         if let Ok(device) = Device::from_storage(queue, memory(&bytes), &options)
-            && device.top().as_vmdk().is_some()
+            && device.top().get::<Vmdk>().is_some()
         {
             let _ = queue.block_on(device.top().check(queue, &mut |_| {}));
             let first = device.read_blocking(queue, 0, &mut [0; 512]);

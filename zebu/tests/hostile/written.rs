@@ -81,7 +81,7 @@ fn damage(written: &Written, bytes: &mut Vec<u8>, rng: &mut Rng) {
         0 => rng.next() as u32,
         1 => 512 * rng.below(8) as u32,
         // A place of a VHDX, perhaps with a state.
-        2 => (rng.below(9) << 20 | 6 * rng.below(2)) as u32,
+        2 => ((rng.below(9) << 20) | (6 * rng.below(2))) as u32,
         _ => rng.below(8) as u32,
     };
     if let Some(number) = bytes.get_mut(at..at + 4) {

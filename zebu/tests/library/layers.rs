@@ -1,6 +1,6 @@
 //! Guards against a layer that uses one above it (docs/design.md, "Layers").
 //!
-//! The test reads the paths in the code: `crate::NAME` in a file of `src/MODULE`. A name that the root
+//! The test reads the paths in the code: `crate::NAME` in a file of `zebu-core/src/MODULE`. A name that the root
 //! exports is of the module that has it.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 11] = [
     ],
     &["structures"],
     &["error", "progress"],
-    &["codec", "nbd", "tls"],
+    &["codec", "tls"],
     &["storage"],
     &["drivers"],
     &["filters"],
@@ -88,7 +88,7 @@ fn exports(root: &str) -> HashMap<&str, &str> {
 
 #[test]
 fn no_layer_uses_one_above_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../zebu-core/src");
     let mut paths = Vec::new();
     files(&root, &mut paths);
     let lib = fs::read_to_string(root.join("lib.rs")).unwrap();
@@ -103,7 +103,9 @@ fn no_layer_uses_one_above_it() {
             false => inside.iter().next().unwrap().to_str().unwrap(),
         };
         let module = module.trim_end_matches(".rs");
-        if ["lib", "internal"].contains(&module) || inside.ends_with("tests.rs") {
+        if ["lib", "internal", "parts", "registered"].contains(&module)
+            || inside.ends_with("tests.rs")
+        {
             continue;
         }
         let own = layer(module).unwrap_or_else(|| panic!("{module}: in no layer"));

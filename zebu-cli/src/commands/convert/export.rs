@@ -7,7 +7,7 @@ use std::path::Path;
 
 use zebu::block::{Device, Format};
 #[cfg(feature = "object-store")]
-use zebu::block::{FileDriver, FileSpec, StoreSpec};
+use zebu::block::{FileSpec, StoreSpec};
 use zebu::jobs::{self, ConvertError, ConvertOptions, ExportFormat, StreamSink};
 #[cfg(feature = "object-store")]
 use zebu::storage::{ObjectState, Upload};
@@ -71,8 +71,9 @@ impl Output {
     fn open(name: &OsStr) -> Result<Option<Output>, Failure> {
         #[cfg(feature = "object-store")]
         if let Ok(file) = file_name::file_of(name)
-            && let FileDriver::Store(store) = file.driver.clone()
+            && let Some(store) = file.driver.get::<StoreSpec>()
         {
+            let store = Box::new(store.clone());
             return Ok(Some(Output::Object(file, store)));
         }
         let output = streams::output(name).map_err(|e| open::failure(name, &e))?;

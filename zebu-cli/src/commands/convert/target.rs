@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use zebu::block::{Device, FileSpec, Format, OpenOptions, in_first};
+use zebu::block::{Device, FileSpec, Format, NbdSpec, OpenOptions, in_first};
 use zebu::jobs::{ConvertError, ConvertOptions, Filling, Target};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, Queue, Storage};
@@ -281,7 +281,7 @@ impl Wanted<'_> {
         // no locks, and with -U files have none either.
         if let Ok(spec) = source.resolve(None, None) {
             let is_unlocked = |file: &&FileSpec| {
-                self.arguments.source.force_share || file.bottom().nbd().is_some()
+                self.arguments.source.force_share || file.bottom().driver.get::<NbdSpec>().is_some()
             };
             let files = [Some(&spec.file), spec.data_file.as_ref()];
             self.check_not_read(&files.map(|file| file.filter(is_unlocked)))?;

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use zebu::block::{FileDriver, FileOptions, FileSpec, Format, ImageSpec};
+use zebu::block::{FileDriver, FileOptions, FileSpec, Format, ImageSpec, NbdSpec};
 use zebu::names::Source;
 use zebu::storage::{self, FileStamp, OpenFile, Queue, QueueOptions, Storage};
 
@@ -142,11 +142,11 @@ impl Opened {
         let name = self.base_name.as_deref().map(Path::new);
         let ending = name.and_then(Path::extension)?;
         if ending.eq_ignore_ascii_case("dmg") {
-            return Some(Format::DMG);
+            return Format::named("dmg");
         }
         let is_vhd =
             ending.eq_ignore_ascii_case("vhd") && self.last_sector()?.starts_with(b"conectix");
-        is_vhd.then(|| "vpc".parse().ok()).flatten()
+        Format::named("vpc").filter(|_| is_vhd)
     }
 
     /// The last 512 bytes, if they can be read now.
@@ -221,7 +221,8 @@ impl Opened {
 
 /// Whether it is an object, a file on an SSH server or an image in Ceph.
 fn is_remote(file: &FileSpec) -> bool {
-    crate::arguments::file_name::is_remote(file.driver.name()) && file.nbd().is_none()
+    crate::arguments::file_name::is_remote(file.driver.name())
+        && file.driver.get::<NbdSpec>().is_none()
 }
 
 /// The name of a file or of what is elsewhere.

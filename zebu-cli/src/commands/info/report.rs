@@ -139,7 +139,7 @@ impl Report {
         let is_remote = layer.spec.file.is_remote();
         // Of a server's bytes it is not known.
         let is_known = (!is_remote || layer.as_raw().is_none())
-            && layer.as_vmdk().is_none_or(Vmdk::is_uniform);
+            && layer.get::<Vmdk>().is_none_or(Vmdk::is_uniform);
         Ok(Report {
             name: layer.spec.display_name(),
             is_filter: false,
@@ -211,7 +211,7 @@ impl Report {
 /// The files of a VMDK's extents that were opened, besides that of the image. The last one first.
 fn extents(layer: &Layer, limits: bool) -> Result<Vec<FileReport>> {
     let mut files = Vec::new();
-    let extents = layer.as_vmdk().into_iter().flat_map(Vmdk::extents);
+    let extents = layer.get::<Vmdk>().into_iter().flat_map(Vmdk::extents);
     for (nth, extent) in extents.enumerate() {
         let StorageId(id) = extent.storage;
         let Some(spec) = layer.spec.extents.get((id as usize).wrapping_sub(1)) else {

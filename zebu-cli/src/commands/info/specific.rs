@@ -17,7 +17,7 @@ pub fn of(queue: &Queue, device: &Device) -> zebu::Result<Option<Value>> {
     if let Some(image) = layer.as_qcow2() {
         return qcow2(queue, device, image).map(Some);
     }
-    Ok(layer.as_vmdk().map(|image| vmdk(layer, image)))
+    Ok(layer.get::<Vmdk>().map(|image| vmdk(layer, image)))
 }
 
 fn vmdk(layer: &Layer, image: &Vmdk) -> Value {

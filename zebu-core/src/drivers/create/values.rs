@@ -1,0 +1,98 @@
+//! The values of the options that an image is created with.
+
+use std::ffi::{OsStr, OsString};
+
+use crate::Result;
+use crate::drivers::{Preallocation, refused};
+
+/// The value of an option; its kind is that of
+/// [`CreateOption::kind`](crate::block::CreateOption::kind).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CreateValue {
+    /// A text, or one of a few words.
+    Text(OsString),
+    /// Bytes.
+    Size(u64),
+    /// A number.
+    Number(u64),
+    /// `on` or `off`.
+    Switch(bool),
+}
+
+/// Values of options by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CreateValues(Vec<(String, CreateValue)>);
+
+impl CreateValues {
+    /// With this value of the option `name`, instead of an earlier one.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: CreateValue) -> Self {
+        self.0.retain(|(other, _)| other != name);
+        self.0.push((name.to_string(), value));
+        self
+    }
+
+    /// The value of an option, if it was given.
+    pub fn get(&self, name: &str) -> Option<&CreateValue> {
+        let found = self.0.iter().find(|(other, _)| other == name);
+        found.map(|(_, value)| value)
+    }
+
+    /// The text of an option.
+    #[doc(hidden)]
+    pub fn text(&self, name: &str) -> Option<&OsStr> {
+        match self.get(name)? {
+            CreateValue::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The text of an option that is a word.
+    pub(crate) fn word(&self, name: &str) -> Option<&str> {
+        self.text(name)?.to_str()
+    }
+
+    /// The size or the number that an option is.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        match self.get(name)? {
+            CreateValue::Size(number) | CreateValue::Number(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// The preallocation of a file that is made.
+    ///
+    /// # Errors
+    /// If files have no such mode.
+    pub(crate) fn file_preallocation(&self) -> Result<Preallocation> {
+        let Some(name) = self.word("preallocation") else {
+            return Ok(Preallocation::Off);
+        };
+        match Preallocation::from_name(name) {
+            None => Err(refused(format!("invalid parameter value: {name}"))),
+            Some(Preallocation::Metadata) => {
+                Err(refused("Unsupported preallocation mode: metadata"))
+            }
+            Some(mode) => Ok(mode),
+        }
+    }
+
+    /// Whether the `subformat` is `fixed`; otherwise it is `dynamic`, the default.
+    #[doc(hidden)]
+    pub fn is_fixed(&self) -> Result<bool> {
+        let subformat = self.text("subformat").map(OsStr::to_string_lossy);
+        match subformat.as_deref() {
+            None | Some("dynamic") => Ok(false),
+            Some("fixed") => Ok(true),
+            Some(other) => Err(refused(format!(
+                "Parameter 'subformat' does not accept value '{other}'"
+            ))),
+        }
+    }
+
+    /// Whether a switch is on; off unless it was given.
+    #[doc(hidden)]
+    pub fn is_on(&self, name: &str) -> bool {
+        matches!(self.get(name), Some(CreateValue::Switch(true)))
+    }
+}

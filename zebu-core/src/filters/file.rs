@@ -1,0 +1,214 @@
+//! A filter over a file.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Filter, Over};
+use crate::drivers::{Below, BoxFuture, Changing, Clear};
+use crate::storage::{
+    self, Alignment, Blkdebug, Blocks, FileStamp, Iov, OpKind, Properties, Queue, Started, Storage,
+};
+use crate::{Error, Result};
+
+/// A file with a filter over it.
+#[derive(Debug)]
+pub struct FilteredFile {
+    filter: Arc<dyn Filter>,
+    file: File,
+    properties: Properties,
+    /// Of a filter with a unit.
+    blocks: Option<Blocks>,
+}
+
+impl FilteredFile {
+    /// `filter` over `file`.
+    pub fn new(filter: Arc<dyn Filter>, file: Arc<dyn Storage>) -> Self {
+        FilteredFile {
+            properties: Properties {
+                // The file below has its own, which are kept there.
+                alignment: Alignment {
+                    offset: filter.unit(),
+                    ..Alignment::NONE
+                },
+                // Requests may wait for those of other queues.
+                is_stacked: true,
+                ..file.properties().clone()
+            },
+            blocks: (filter.unit() > 1).then(|| Blocks::new(filter.unit() as u64)),
+            filter,
+            file: File(file),
+        }
+    }
+}
+
+/// What a filter over a file lies on.
+#[derive(Clone, Debug)]
+struct File(Arc<dyn Storage>);
+
+impl Below for File {
+    fn size(&self) -> u64 {
+        self.0.len().unwrap_or(0)
+    }
+
+    fn read<'a>(&'a self, queue: &'a Queue, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move { Ok(storage::read(&*self.0, queue, offset, iov).await?) })
+    }
+
+    fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async move {
+            let mut at = range.start;
+            while at < range.end {
+                match storage::extent(&*self.0, queue, at).await? {
+                    found if found.length == 0 => break,
+                    found if found.zero => at += found.length,
+                    _ => return Ok(false),
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    fn write<'a>(&'a self, queue: &'a Queue, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move { Ok(storage::write(&*self.0, queue, offset, iov).await?) })
+    }
+
+    fn clear<'a>(&'a self, queue: &'a Queue, range: Range<u64>, how: Clear) -> Changing<'a> {
+        Box::pin(async move {
+            let (file, at, length) = (&*self.0, range.start, range.end - range.start);
+            match how {
+                Clear::Zero => storage::zero_range(file, queue, at, length).await?,
+                Clear::Unmap => storage::punch_hole(file, queue, at, length).await?,
+                Clear::Quickly => storage::zero_quickly(file, queue, at, length).await?,
+                Clear::Discard => storage::discard(file, queue, at, length).await?,
+            }
+            Ok(())
+        })
+    }
+
+    fn flush<'a>(&'a self, queue: &'a Queue) -> Changing<'a> {
+        Box::pin(async move { Ok(storage::flush(&*self.0, queue).await?) })
+    }
+
+    fn set_len<'a>(&'a self, queue: &'a Queue, length: u64) -> Changing<'a> {
+        Box::pin(async move { Ok(storage::set_len(&*self.0, queue, length).await?) })
+    }
+
+    fn allocate<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> Changing<'a> {
+        let (at, length) = (range.start, range.end - range.start);
+        Box::pin(async move { Ok(storage::allocate(&*self.0, queue, at, length).await?) })
+    }
+}
+
+async fn perform(
+    filter: &dyn Filter,
+    file: &File,
+    queue: &Queue,
+    kind: OpKind,
+    range: Range<u64>,
+    iov: Option<Iov>,
+) -> Result<usize> {
+    let over = Over { queue, below: file };
+    let offset = range.start;
+    match (kind, iov) {
+        (OpKind::Extent, Some(iov)) => {
+            let mut found = storage::extent(&*file.0, queue, offset).await?;
+            found.zero &= filter.keeps_zeroes();
+            return Ok(found.put(&iov));
+        }
+        (OpKind::Read, Some(iov)) => {
+            let length = filter.length(file.0.len()?).saturating_sub(offset);
+            let iov = iov.slice(0, (iov.len() as u64).min(length) as usize);
+            if !iov.is_empty() {
+                filter.read(over, offset, &iov).await?;
+            }
+            return Ok(iov.len());
+        }
+        (_, Some(iov)) => {
+            if !iov.is_empty() {
+                filter.write(over, offset, &iov).await?;
+            }
+            if kind == OpKind::WriteDurable {
+                filter.flush(over).await?;
+            }
+            return Ok(iov.len());
+        }
+        (OpKind::Flush, None) => filter.flush(over).await?,
+        (OpKind::SetLength, None) => filter.set_len(over, range.end).await?,
+        (_, None) if range.is_empty() => {}
+        (OpKind::Allocate, None) => filter.allocate(over, range).await?,
+        (OpKind::PunchHole, None) => filter.clear(over, range, Clear::Unmap).await?,
+        (OpKind::Discard, None) => filter.clear(over, range, Clear::Discard).await?,
+        (OpKind::ZeroQuickly, None) => filter.clear(over, range, Clear::Quickly).await?,
+        (_, None) => filter.clear(over, range, Clear::Zero).await?,
+    }
+    Ok(0)
+}
+
+fn io_error(error: Error) -> io::Error {
+    match error {
+        Error::Io(error) => error,
+        error => io::Error::other(error),
+    }
+}
+
+// SAFETY: the future holds what it uses, and the memory is used by requests of it, each of which is
+// awaited, or dropped with it.
+#[allow(unsafe_code)]
+unsafe impl Storage for FilteredFile {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let (filter, file) = (self.filter.clone(), self.file.clone());
+        let (queue, iov) = (queue.for_image_below(), memory.cloned());
+        let range = offset..offset.saturating_add(length);
+        Started::later(async move {
+            perform(&*filter, &file, &queue, kind, range, iov)
+                .await
+                .map_err(io_error)
+        })
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.filter.length(self.file.0.len()?))
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.file.0.allocated()
+    }
+
+    fn stamp(&self) -> Option<io::Result<FileStamp>> {
+        self.file.0.stamp()
+    }
+
+    fn set_modified(&self, seconds: u32) -> io::Result<()> {
+        self.file.0.set_modified(seconds)
+    }
+
+    fn below(&self) -> Option<&dyn Storage> {
+        Some(&*self.file.0)
+    }
+
+    fn blkdebug(&self) -> Option<&Blkdebug> {
+        self.file.0.blkdebug()
+    }
+
+    fn end<'a>(&'a self, queue: &'a Queue) -> BoxFuture<'a, io::Result<()>> {
+        let below = &self.file;
+        let closing = self.filter.close(Over { queue, below });
+        Box::pin(async move { closing.await.map_err(io_error) })
+    }
+}

@@ -1,0 +1,84 @@
+//! What crates above this one register: formats, protocols, and formats of streams.
+//!
+//! This crate declares functions that a program has once: the crate `zebu` defines them by [`register!`], and so
+//! do the tests of crates that are linked without it. It is as with a global allocator: a program in which they
+//! are missing, or are twice, is not linked. So there is nothing that has to be called first, and nothing that
+//! a linker could leave out.
+#![cfg_attr(not(test), allow(unsafe_code))]
+
+/// Defines what is registered, once in a program.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! register {
+    (formats: $formats:expr, protocols: $protocols:expr, streams: $streams:expr $(,)?) => {
+        const _: () = {
+            // SAFETY: `zebu_core::registered` declares them with these types, and nothing else has these
+            // names.
+            #[unsafe(no_mangle)]
+            fn zebu_core_0_1_formats() -> &'static [&'static $crate::parts::drivers::Driver] {
+                $formats
+            }
+            // SAFETY: as above.
+            #[unsafe(no_mangle)]
+            fn zebu_core_0_1_protocols() -> &'static [&'static $crate::parts::protocols::Driver] {
+                $protocols
+            }
+            // SAFETY: as above.
+            #[unsafe(no_mangle)]
+            fn zebu_core_0_1_streams() -> &'static [&'static $crate::parts::jobs::StreamFormat] {
+                $streams
+            }
+        };
+    };
+}
+
+pub use linked::{formats, protocols, streams};
+
+#[cfg(not(test))]
+mod linked {
+    use crate::drivers;
+    use crate::jobs::StreamFormat;
+    use crate::protocols;
+
+    // SAFETY: `register!` defines them with these types.
+    unsafe extern "Rust" {
+        safe fn zebu_core_0_1_formats() -> &'static [&'static drivers::Driver];
+        safe fn zebu_core_0_1_protocols() -> &'static [&'static protocols::Driver];
+        safe fn zebu_core_0_1_streams() -> &'static [&'static StreamFormat];
+    }
+
+    /// Formats, in the order of probing.
+    pub fn formats() -> &'static [&'static drivers::Driver] {
+        zebu_core_0_1_formats()
+    }
+
+    /// Protocols.
+    pub fn protocols() -> &'static [&'static protocols::Driver] {
+        zebu_core_0_1_protocols()
+    }
+
+    /// Formats of streams.
+    pub fn streams() -> &'static [&'static StreamFormat] {
+        zebu_core_0_1_streams()
+    }
+}
+
+/// Nothing is registered in the unit tests of this crate.
+#[cfg(test)]
+mod linked {
+    use crate::drivers;
+    use crate::jobs::StreamFormat;
+    use crate::protocols;
+
+    pub fn formats() -> &'static [&'static drivers::Driver] {
+        &[]
+    }
+
+    pub fn protocols() -> &'static [&'static protocols::Driver] {
+        &[]
+    }
+
+    pub fn streams() -> &'static [&'static StreamFormat] {
+        &[]
+    }
+}

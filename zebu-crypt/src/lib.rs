@@ -1,0 +1,207 @@
+//! Encryption for the library `zebu`: a filter over a file, whose sectors a [`Cipher`] encrypts.
+//!
+//! A container (LUKS) finds the key and where the data begin, and puts [`Encrypted`] over its file. Nothing here
+//! is part of the API of `zebu`.
+#![deny(unsafe_code)]
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+
+use zebu_core::parts::drivers::{Changing, Clear};
+use zebu_core::parts::filters::{Filter, Over, Under};
+use zebu_core::parts::storage::Step;
+use zebu_core::{Buffer, Error, Iov, Result};
+
+#[cfg(test)]
+zebu_core::register!(formats: &[], protocols: &[], streams: &[]);
+
+/// What encrypts sectors. Shared by threads.
+pub trait Cipher: Debug + Send + Sync {
+    /// The size of a sector in bytes: a power of two.
+    fn sector(&self) -> usize;
+
+    /// Encrypts `data`, whole sectors of which the first has the number `first`.
+    fn encrypt(&self, first: u64, data: &mut [u8]);
+
+    /// Decrypts them.
+    fn decrypt(&self, first: u64, data: &mut [u8]);
+}
+
+/// A file of which each sector is encrypted. The caller's memory is never encrypted or decrypted in place, since a
+/// guest may look at it, or change it, meanwhile.
+#[derive(Debug)]
+pub struct Encrypted<C> {
+    cipher: C,
+}
+
+impl<C: Cipher> Encrypted<C> {
+    /// A filter by `cipher`.
+    pub fn new(cipher: C) -> Self {
+        Encrypted { cipher }
+    }
+
+    fn sector_of(&self, offset: u64) -> u64 {
+        offset / self.cipher.sector() as u64
+    }
+
+    /// Encrypts the bytes of `buffer`, and writes them.
+    #[allow(unsafe_code)]
+    async fn write_buffer(&self, over: Over<'_>, offset: u64, mut buffer: Buffer) -> Result<()> {
+        self.cipher.encrypt(self.sector_of(offset), &mut buffer);
+        // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
+        let below = unsafe { buffer.iov() };
+        // What is below reserves memory of its own.
+        over.below
+            .write(&over.queue.for_image_below(), offset, &below)
+            .await
+    }
+}
+
+impl<C: Cipher> Filter for Encrypted<C> {
+    fn may_be_over(&self, _below: Under<'_>) -> Result<(), String> {
+        Err("encryption is over a file, not over an image".to_string())
+    }
+
+    fn unit(&self) -> usize {
+        self.cipher.sector()
+    }
+
+    fn keeps_zeroes(&self) -> bool {
+        false
+    }
+
+    #[allow(unsafe_code)]
+    fn read<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move {
+            let _memory = over.queue.reserve(Step::Margins, iov.len()).await;
+            let mut buffer = Buffer::try_new(iov.len())?;
+            // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
+            let below = unsafe { buffer.iov() };
+            over.below
+                .read(&over.queue.for_image_below(), offset, &below)
+                .await?;
+            self.cipher.decrypt(self.sector_of(offset), &mut buffer);
+            iov.copy_from(&buffer);
+            Ok(())
+        })
+    }
+
+    fn write<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
+        Box::pin(async move {
+            let _memory = over.queue.reserve(Step::Margins, iov.len()).await;
+            let mut buffer = Buffer::try_new(iov.len())?;
+            iov.copy_to(&mut buffer);
+            self.write_buffer(over, offset, buffer).await
+        })
+    }
+
+    /// Zeroes are written, by who asks: nothing below reads as zeroes here.
+    fn clear<'a>(&'a self, _over: Over<'a>, _range: Range<u64>, _how: Clear) -> Changing<'a> {
+        let unsupported = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        Box::pin(std::future::ready(Err(Error::Io(unsupported))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use zebu_core::parts::filters::FilteredFile;
+    use zebu_core::parts::storage::{extent, read_vec, write_slice, zero_range};
+    use zebu_core::storage::Memory;
+    use zebu_core::{Queue, QueueOptions, Storage};
+
+    /// Changes nothing.
+    #[derive(Debug)]
+    struct Null;
+
+    impl Cipher for Null {
+        fn sector(&self) -> usize {
+            512
+        }
+
+        fn encrypt(&self, _first: u64, _data: &mut [u8]) {}
+
+        fn decrypt(&self, _first: u64, _data: &mut [u8]) {}
+    }
+
+    /// Each byte is changed by the number of its sector.
+    #[derive(Debug)]
+    struct Numbered;
+
+    impl Cipher for Numbered {
+        fn sector(&self) -> usize {
+            512
+        }
+
+        fn encrypt(&self, first: u64, data: &mut [u8]) {
+            for (sector, bytes) in (first..).zip(data.chunks_mut(512)) {
+                bytes
+                    .iter_mut()
+                    .for_each(|byte| *byte ^= sector as u8 ^ 0x5a);
+            }
+        }
+
+        fn decrypt(&self, first: u64, data: &mut [u8]) {
+            self.encrypt(first, data);
+        }
+    }
+    fn over(cipher: impl Cipher + 'static) -> (Queue, Arc<Memory>, FilteredFile) {
+        let file = Arc::new(Memory::new(vec![0; 8192]));
+        let filter = Arc::new(Encrypted::new(cipher));
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        (queue, file.clone(), FilteredFile::new(filter, file))
+    }
+
+    fn content(queue: &Queue, file: &dyn Storage) -> Vec<u8> {
+        queue.block_on(read_vec(file, queue, 0, 8192)).unwrap()
+    }
+
+    #[test]
+    fn what_was_written_is_read_at_any_alignment() {
+        let (queue, below, above) = over(Numbered);
+        let mut model = vec![0; 8192];
+        queue
+            .block_on(write_slice(&above, &queue, 0, &model))
+            .unwrap();
+        for (at, length) in [
+            (0, 512),
+            (3, 9),
+            (500, 30),
+            (1024, 4096),
+            (8000, 192),
+            (1, 8190),
+        ] {
+            let data: Vec<u8> = (0..length).map(|n| (n + at) as u8 | 1).collect();
+            queue
+                .block_on(write_slice(&above, &queue, at as u64, &data))
+                .unwrap();
+            model[at..at + length].copy_from_slice(&data);
+            assert_eq!(content(&queue, &above), model, "{at} {length}");
+        }
+        let mut encrypted = model;
+        Numbered.encrypt(0, &mut encrypted);
+        assert_eq!(content(&queue, &*below), encrypted);
+    }
+
+    #[test]
+    fn a_null_cipher_changes_nothing() {
+        let (queue, below, above) = over(Null);
+        queue
+            .block_on(write_slice(&above, &queue, 700, b"a text"))
+            .unwrap();
+        assert_eq!(content(&queue, &*below), content(&queue, &above));
+    }
+
+    #[test]
+    fn zeroes_are_encrypted_and_no_range_reads_as_zeroes_by_itself() {
+        let (queue, below, above) = over(Numbered);
+        queue
+            .block_on(zero_range(&above, &queue, 100, 3000))
+            .unwrap();
+        assert_eq!(content(&queue, &above)[100..3100], [0; 3000]);
+        assert_ne!(content(&queue, &*below)[512..1024], [0; 512]);
+        assert!(!queue.block_on(extent(&above, &queue, 0)).unwrap().zero);
+    }
+}
