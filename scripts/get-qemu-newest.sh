@@ -27,8 +27,9 @@ if [ ! -x "$dir/bin/qemu-storage-daemon" ]; then
     loader=$(find "$dir/root" -name 'ld-linux*' | head -n 1)
     libraries=$(dirname "$(find "$dir/root" -name 'libglib-2.0.so.0' | head -n 1)")
     for program in qemu-img qemu-io qemu-nbd qemu-storage-daemon; do
-        printf '#!/bin/sh\nexec %s --argv0 "$0" --library-path %s %s "$@"\n' \
-            "$loader" "$libraries" "$dir/root/usr/bin/$program" >"$dir/bin/$program"
+        # Found from where it is, so that the directory may be moved.
+        printf '#!/bin/sh\nd=$(dirname "$0")/..\nexec "$d/%s" --argv0 "$0" --library-path "$d/%s" "$d/%s" "$@"\n' \
+            "${loader#"$dir/"}" "${libraries#"$dir/"}" "root/usr/bin/$program" >"$dir/bin/$program"
         chmod +x "$dir/bin/$program"
     done
 fi
