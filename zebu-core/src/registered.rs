@@ -15,17 +15,17 @@ macro_rules! register {
             // SAFETY: `zebu_core::registered` declares them with these types, and nothing else has these
             // names.
             #[unsafe(no_mangle)]
-            fn zebu_core_0_1_formats() -> &'static [&'static $crate::parts::drivers::Driver] {
+            fn __zebu_core_0_1_formats() -> &'static [&'static $crate::parts::drivers::Driver] {
                 $formats
             }
             // SAFETY: as above.
             #[unsafe(no_mangle)]
-            fn zebu_core_0_1_protocols() -> &'static [&'static $crate::parts::protocols::Driver] {
+            fn __zebu_core_0_1_protocols() -> &'static [&'static $crate::parts::protocols::Driver] {
                 $protocols
             }
             // SAFETY: as above.
             #[unsafe(no_mangle)]
-            fn zebu_core_0_1_streams() -> &'static [&'static $crate::parts::jobs::StreamFormat] {
+            fn __zebu_core_0_1_streams() -> &'static [&'static $crate::parts::jobs::StreamFormat] {
                 $streams
             }
         };
@@ -42,24 +42,24 @@ mod linked {
 
     // SAFETY: `register!` defines them with these types.
     unsafe extern "Rust" {
-        safe fn zebu_core_0_1_formats() -> &'static [&'static drivers::Driver];
-        safe fn zebu_core_0_1_protocols() -> &'static [&'static protocols::Driver];
-        safe fn zebu_core_0_1_streams() -> &'static [&'static StreamFormat];
+        safe fn __zebu_core_0_1_formats() -> &'static [&'static drivers::Driver];
+        safe fn __zebu_core_0_1_protocols() -> &'static [&'static protocols::Driver];
+        safe fn __zebu_core_0_1_streams() -> &'static [&'static StreamFormat];
     }
 
     /// Formats, in the order of probing.
     pub fn formats() -> &'static [&'static drivers::Driver] {
-        zebu_core_0_1_formats()
+        __zebu_core_0_1_formats()
     }
 
     /// Protocols.
     pub fn protocols() -> &'static [&'static protocols::Driver] {
-        zebu_core_0_1_protocols()
+        __zebu_core_0_1_protocols()
     }
 
     /// Formats of streams.
     pub fn streams() -> &'static [&'static StreamFormat] {
-        zebu_core_0_1_streams()
+        __zebu_core_0_1_streams()
     }
 }
 

@@ -158,9 +158,7 @@ impl Writer {
         if lock(&self.header).log_id.is_none() {
             return Ok(());
         }
-        if !is_broken(Rule::TablesBeforeEmptyLog) {
-            self.flush_file(queue).await?;
-        }
+        self.flush_file(queue).await?;
         // Before the header is written: if this is dropped midway, that may say so already.
         self.log.end();
         self.replace_header(queue, |header| header.log_id = None)

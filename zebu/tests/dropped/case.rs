@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Whether an error is expected: a compressed write to an allocated cluster.
+/// Whether an error is expected: a compressed write to an allocated cluster. Free clusters of the request are written.
 pub fn allowed(what: &What, error: &zebu::Error) -> bool {
     matches!(what, What::Compressed(..))
         && matches!(error, zebu::Error::Io(e) if e.raw_os_error() == Some(5))
@@ -22,7 +22,7 @@ pub fn ended(model: &mut Model, ever: &[BTreeSet<u8>], what: &What, done: Done) 
             Model::check(&ever[range.clone()], &bytes, &format!("{what:?}"));
         }
         (_, Ok(_)) => model.end(what, true),
-        (_, Err(e)) if allowed(what, &e) => {}
+        (_, Err(e)) if allowed(what, &e) => model.end(what, false),
         (_, Err(e)) => panic!("{what:?}: {e}"),
     }
 }
@@ -256,7 +256,7 @@ pub fn after(
                     }
                     model.end(&what, true);
                 }
-                Err(e) if allowed(&what, &e) => {}
+                Err(e) if allowed(&what, &e) => model.end(&what, false),
                 Err(e) if may_refuse(&image, &e) => {
                     drop(device);
                     let reopened = origin.open(queue, image.clone()).unwrap();

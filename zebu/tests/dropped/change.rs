@@ -41,7 +41,10 @@ fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
         let result = drive(&Delayed, &[&queue], start(&device, &queue, &what));
         match result {
             Ok(_) => model.end(&what, true),
-            Err(e) => assert!(allowed(&what, &e), "{what:?}: {e}"),
+            Err(e) => {
+                assert!(allowed(&what, &e), "{what:?}: {e}");
+                model.end(&what, false);
+            }
         }
     }
     drive(&Delayed, &[&queue], device.flush(&queue)).unwrap();

@@ -160,8 +160,10 @@ impl Origin {
                 let result = queue.block_on(start(&device, &queue, &what));
                 match result {
                     Ok(_) => origin.model.end(&what, true),
-                    // The cluster is allocated already.
-                    Err(e) if matches!(what, What::Compressed(..)) => drop(e),
+                    // A cluster is allocated already; others are written.
+                    Err(_) if matches!(what, What::Compressed(..)) => {
+                        origin.model.end(&what, false);
+                    }
                     Err(e) => panic!("{what:?}: {e}"),
                 }
                 // The result of a discard is read back.
