@@ -187,6 +187,19 @@ fn compressed_with_subclusters() {
         "an image with parts of clusters",
     );
     assert_has_compressed(ours, "part.q");
+    // Its clusters have their places already, so they are written as they are.
+    ours.make(&format!(
+        "create {OPTIONS},preallocation=metadata placed.q 1000k; \
+         img rebase -u -b mid.q -F qcow2 placed.q; img convert -O raw placed.q placed.raw"
+    ));
+    ours.zebu(&[&["rebase"], &args[..], &["placed.q"]].concat())
+        .ok("rebase");
+    assert_content(
+        ours,
+        "placed.q",
+        "placed.raw",
+        "an image with preallocated metadata",
+    );
 }
 
 /// QEMU 7.2 does not report compressed clusters; then nothing is checked.

@@ -442,7 +442,13 @@ impl Job {
                     self.overlay.write_zeroes(queue, offset, length, keep).await
                 }
                 RunKind::Data => self.overlay.write(queue, offset, &iov).await,
-                RunKind::Packed => self.overlay.write_compressed(queue, offset, &iov).await,
+                RunKind::Packed => match self.overlay.write_compressed(queue, offset, &iov).await {
+                    // A cluster has its place already, as in an image with preallocated metadata.
+                    Err(e) if e.errno() == libc::EIO => {
+                        self.overlay.write(queue, offset, &iov).await
+                    }
+                    done => done,
+                },
             };
             result.map_err(|e| (offset, RebaseError::Write(e)))?;
         }

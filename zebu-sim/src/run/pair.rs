@@ -280,11 +280,11 @@ impl Seen {
             let is_free = !self.ok[other]
                 || deeds[other].only_looks()
                 || self.locked[p] > self.changed[other];
-            // What was written in part before the other program wrote, and a file that was made after its
+            // What was written in part before the other program changed the image, and a file that was made after its
             // name was removed, and not locked yet.
             let is_write = |deed: Deed| matches!(deed, Deed::Write(..));
             let is_below =
-                is_write(deeds[p]) && is_write(deeds[other]) && self.locked[p] < self.locked[other];
+                is_write(deeds[p]) && !deeds[other].makes() && self.locked[p] < self.locked[other];
             let is_made = deeds[p].makes() && deeds[other].is_foreign() && found[0] == View::Empty;
             // What it had done when it was stopped, with what the other program did.
             let is_done = references
