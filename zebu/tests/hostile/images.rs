@@ -700,6 +700,7 @@ fn written_with_bitmaps_in_holes() {
 /// which of the two the cluster is, so a repair must change nothing.
 #[test]
 fn repair_of_a_snapshot_table_in_a_data_cluster() {
+    let _alone = alone();
     let mut header = header();
     header.snapshots_offset = DATA;
     header.nb_snapshots = 1;
