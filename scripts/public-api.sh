@@ -1,8 +1,7 @@
 #!/bin/sh
 # Runs the doc tests, and compares the public API of the library (of `zebu` and the crates that it re-exports),
 # with the features that the workspace uses, with docs/public-api.txt, so that a change of it is seen; with --write,
-# writes that file. Warnings of rustdoc
-# are errors.
+# writes that file. Warnings of rustdoc are errors.
 #
 # rustdoc's JSON, which the API is read from, has a version. Where this toolchain writes another one than
 # the reader knows, nothing is compared.

@@ -96,7 +96,7 @@ impl<C: Cipher> Filter for Encrypted<C> {
         })
     }
 
-    /// Zeroes are written, by who asks: nothing below reads as zeroes here.
+    /// Not supported, so that the caller writes zeroes as data: nothing below reads as zeroes here.
     fn clear<'a>(&'a self, _over: Over<'a>, _range: Range<u64>, _how: Clear) -> Changing<'a> {
         let unsupported = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
         Box::pin(std::future::ready(Err(Error::Io(unsupported))))
