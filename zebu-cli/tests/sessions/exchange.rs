@@ -57,6 +57,10 @@ impl World {
         if self.fixed_cwd.is_some() || self.vm_state {
             return Ok(());
         }
+        // The library does not repair the image of a program that was killed, as programs do.
+        if self.killed {
+            self.repair(shell, rng)?;
+        }
         let path = self.path(shell);
         shell.note("# the library opens the image, writes, and exchanges its chain".into());
         let queue = Queue::new(Default::default()).map_err(|e| e.to_string())?;

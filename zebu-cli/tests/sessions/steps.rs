@@ -328,7 +328,7 @@ impl World {
         Ok(())
     }
 
-    fn repair(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+    pub fn repair(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let by = match self.bitmaps.is_empty() || self.snaps.is_empty() {
             true => either(rng),
             // QEMU drops the snapshots of an image with bitmaps.

@@ -428,7 +428,7 @@ pub trait FormatImage: Debug + Send + Sync {
     }
 
     /// Ends the writing of the image, which was flushed. It may be read from then on. Also called for
-    /// one that is only read.
+    /// one that is only read. After an error it may be written still: see [`FormatImage::reopen`].
     fn close<'a>(&'a mut self, _context: Context<'a>) -> Changing<'a> {
         Box::pin(std::future::ready(Ok(())))
     }

@@ -14,8 +14,10 @@ use std::task::Poll;
 use zebu::block::{ChangeHook, Device, HookFuture, OpenOptions, SharedDevice, Zeroing};
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::names::Source;
-use zebu::storage::{EngineKind, Memory, OpenFile, Queue, QueueOptions, open_file};
+use zebu::storage::{EngineKind, Memory, OpenFile, Queue, QueueOptions, Storage, open_file};
 use zebu::{Error, ErrorKind, Format, Result};
+
+use crate::common::faulty::{Faulty, libc_enospc};
 
 const SIZE: u64 = 1 << 20;
 const CLUSTER: u64 = 64 << 10;
@@ -34,7 +36,7 @@ fn make(queue: &Queue, size: u64, backing: Option<&str>) -> Arc<Memory> {
     storage
 }
 
-fn open(queue: &Queue, storage: &Arc<Memory>, write: bool) -> Device {
+fn open(queue: &Queue, storage: &Arc<impl Storage + 'static>, write: bool) -> Device {
     let options = OpenOptions::default()
         .write(write)
         .no_backing(true)
@@ -113,6 +115,32 @@ fn an_overlay_is_put_on_and_taken_away() {
         shared.close(&queue).await.unwrap();
     });
     assert_eq!(dirty(&queue, &base), [1, 2, 3, 4]);
+}
+
+#[test]
+fn bitmaps_that_cannot_be_stored_are_kept() {
+    let queue = queue();
+    let (base, over) = (make(&queue, SIZE, None), make(&queue, SIZE, Some("base")));
+    let disk = Faulty::new(base.clone(), 1);
+    let shared = SharedDevice::new(open(&queue, &disk, true));
+    let write = async |cluster| {
+        let device = shared.enter().await?;
+        fill(&device, &queue, cluster, 1).await?;
+        device.flush(&queue).await
+    };
+    let added = shared.bitmap_add(&queue, "b", Some(CLUSTER), true);
+    queue.block_on(added).unwrap();
+    queue.block_on(write(1)).unwrap();
+    // There is space for the bits, and none for their table.
+    disk.set_free_blocks(1);
+    let overlay = open(&queue, &over, true);
+    let change = shared.change(async |device| device.put_on_top(&queue, overlay).await);
+    let failed = queue.block_on(change).unwrap_err();
+    assert_eq!(failed.errno(), libc_enospc(), "{failed}");
+    disk.set_free_blocks(0);
+    queue.block_on(write(2)).unwrap();
+    queue.block_on(shared.close(&queue)).unwrap();
+    assert_eq!(dirty(&queue, &base), [1, 2]);
 }
 
 #[test]

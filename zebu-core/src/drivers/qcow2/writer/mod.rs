@@ -594,6 +594,11 @@ impl Image {
 
     /// Makes everything durable, and cuts off what the file was extended by in
     /// advance. Only when no request is in flight and none will come.
+    ///
+    /// # Errors
+    ///
+    /// If anything cannot be written. Unless it was the last step, the cut, the image can be written
+    /// still, and its bitmaps record that: they have no other copy.
     pub(crate) async fn close(&mut self, queue: &Queue) -> Result<()> {
         self.finish_writing(queue).await?;
         let Some(writer) = &self.writer else {
@@ -601,6 +606,7 @@ impl Image {
         };
         let stored = self.store_bitmaps(queue).await;
         self.finish_writing(queue).await?;
+        stored.map_err(|error| error.during("Lost persistent bitmaps"))?;
         let size = self.geometry.cluster_size();
         // The cluster that the file ended in may have been written in place.
         let end = (writer.refcounts.high() * size).max(writer.opened_len.next_multiple_of(size));
@@ -615,7 +621,7 @@ impl Image {
             storage::set_len(&*self.file, queue, end).await?;
         }
         self.end_writing();
-        stored.map_err(|error| error.during("Lost persistent bitmaps"))
+        Ok(())
     }
 
     /// It is only read from now on. Its header stays what the disk has.
