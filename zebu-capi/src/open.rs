@@ -92,9 +92,6 @@ impl Opening {
 
     /// Opens the device.
     pub fn open(&self, queue: &Queue) -> Result<Device> {
-        if self.options.snapshot.is_some() {
-            return Ok(Device::open(queue, &self.source, &self.options)?);
-        }
         // What a repair says has no place to go.
         Ok(jobs::open(queue, &self.source, &self.options, &mut |_| {})?)
     }

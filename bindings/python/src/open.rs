@@ -51,12 +51,8 @@ impl Opening {
     /// Opens the image with these options.
     pub fn open(&self, queue: &Queue, options: &OpenOptions) -> Result<zebu::Device> {
         let source = Source::with_driver(self.name.clone(), self.format.as_deref())?;
-        let opened = match options.snapshot {
-            Some(_) => zebu::Device::open(queue, &source, options),
-            // What a repair says has no place to go.
-            None => jobs::open(queue, &source, options, &mut |_| {}),
-        };
-        opened.map_err(|error| {
+        // What a repair says has no place to go.
+        jobs::open(queue, &source, options, &mut |_| {}).map_err(|error| {
             let context = format!("Could not open '{}'", self.name.display());
             crate::error::Failure::from(error).during(&context)
         })

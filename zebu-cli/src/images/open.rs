@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use zebu::block::{Device, FileDriver, Format, OpenOptions};
 use zebu::jobs::{self, CheckMessage};
 use zebu::names::{Source, protocol};
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::arguments::file_name::after_file;
@@ -143,14 +144,22 @@ pub fn device_with(
     let source = source(name, source_options);
     let plain = options.clone().snapshot(None);
     let device = repaired(context, queue, &source, &plain).map_err(|e| failure(name, &e))?;
-    if options.snapshot.is_none() {
-        return Ok(device);
+    showing(queue, device, options.snapshot.as_ref())
+}
+
+/// The device, with the snapshot that is asked for instead of the active disk. Its own errors are worded
+/// differently from those of opening.
+pub fn showing(
+    queue: &Queue,
+    mut device: Device,
+    snapshot: Option<&SnapshotName>,
+) -> Result<Device, Failure> {
+    if let Some(name) = snapshot {
+        queue
+            .block_on(device.show_snapshot(queue, name))
+            .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))?;
     }
-    // The snapshot's own errors are worded differently from those of opening.
-    drop(device);
-    // It was warned of what the plain image is.
-    Device::open(queue, &source, options)
-        .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))
+    Ok(device)
 }
 
 /// Opens an image. If it is opened for writing and its last writer did not close it, it is repaired

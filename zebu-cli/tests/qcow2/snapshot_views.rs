@@ -382,7 +382,70 @@ fn a_size_that_the_table_cannot_map_is_refused() {
         assert!(refused.err.contains("L1 table is too small"), "{refused:?}");
         let refused = lab.zebu(&["--untrusted", "info", "x"]);
         refused.ok("info");
+        let (before, whole) = (fs::read(lab.path("x")).unwrap(), disk(&lab, "x"));
+        let refused = lab.zebu(&["snapshot", "-a", "s", "x"]);
+        refused.failed_with_one_line(1, "snapshot -a");
+        assert!(refused.err.contains("L1 table is too small"), "{refused:?}");
+        assert!(fs::read(lab.path("x")).unwrap() == before, "{size}");
+        let socket = lab.path("socket").display().to_string();
+        for command in [
+            "measure -l s x",
+            &format!("nbd -l s -k {socket} x"),
+            &format!("vhost-user-blk -l s --socket-path {socket} x"),
+        ] {
+            let words: Vec<&str> = command.split(' ').collect();
+            let refused = lab.zebu(&words);
+            refused.failed_with_one_line(1, command);
+            assert!(refused.err.contains("L1 table is too small"), "{refused:?}");
+        }
+        // What an open device shows is what it did before.
+        let queue = Queue::new(QueueOptions::default()).expect("queue");
+        let name = Source::Name(lab.path("x").into());
+        let mut device = Device::open(&queue, &name, &OpenOptions::default()).expect("open");
+        let shown = queue.block_on(device.show_snapshot(&queue, &SnapshotName::from("s")));
+        assert!(shown.is_err() && device.top().shown_snapshot().is_none());
+        let mut bytes = vec![1; 2 * MIB];
+        device.read_blocking(&queue, 0, &mut bytes).expect("read");
+        assert!(bytes == whole);
+        drop(device);
+        run(&lab, "snapshot -c t x; snapshot -d t x");
     }
+}
+
+/// One after the other in a device; each is what it was, also where the image records no size.
+#[test]
+fn a_device_shows_one_snapshot_after_the_other() {
+    let lab = Lab::new();
+    run(
+        &lab,
+        "create -q -f qcow2 x 1M; snapshot -c a x; resize -q x 2M; snapshot -c b x",
+    );
+    lab.zebu_io(&["-c", "write -P 5 0 64k", "x"]).ok("write");
+    // The second entry gets no extra data.
+    let second = lab.u64_at("x", 64) + 72;
+    lab.patch("x", second + 36, &[0, 0, 0, 0, b'2', b'b', 0, 0, 0, 0]);
+    let queue = Queue::new(QueueOptions::default()).expect("queue");
+    let name = Source::Name(lab.path("x").into());
+    let mut device = Device::open(&queue, &name, &OpenOptions::default()).expect("open");
+    let mut sector = [0; 512];
+    device.read_blocking(&queue, 0, &mut sector).expect("read");
+    assert_eq!(sector, [5; 512]);
+    for (shown, size) in [("b", 2 * MIB), ("a", MIB), ("b", 2 * MIB), ("a", MIB)] {
+        let snapshot = SnapshotName::from(shown);
+        let done = queue.block_on(device.show_snapshot(&queue, &snapshot));
+        done.expect(shown);
+        assert_eq!(device.size(), size as u64, "{shown}");
+        device.read_blocking(&queue, 0, &mut sector).expect("read");
+        assert_eq!(sector, [0; 512]);
+        let snapshot = device.top().shown_snapshot().expect("a snapshot");
+        assert_eq!(snapshot.name_text(), shown.as_bytes());
+    }
+    drop(device);
+    let writable = OpenOptions::default().write(true);
+    let mut device = Device::open(&queue, &name, &writable).expect("open");
+    let shown = queue.block_on(device.show_snapshot(&queue, &SnapshotName::from("a")));
+    let text = shown.expect_err("it is written").to_string();
+    assert!(text.contains("read-only"), "{text}");
 }
 
 /// Where there are no snapshots, none is shown, and not the present disk in its place.

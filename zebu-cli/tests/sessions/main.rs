@@ -17,6 +17,7 @@ mod session;
 mod snapshots;
 mod steps;
 mod targets;
+mod views;
 mod world;
 mod written;
 

@@ -266,7 +266,10 @@ impl World {
         if !self.snaps.is_empty() {
             let nth = rng.below(self.snaps.len() as u64) as usize;
             for by in [By::Qemu, By::Zebu] {
-                let mut bytes = self.snapshot_content(shell, rng, nth, by)?;
+                let mut bytes = match by {
+                    By::Qemu => self.snapshot_content(shell, rng, nth, by)?,
+                    By::Zebu => self.view(shell, rng, nth)?,
+                };
                 let snap = &self.snaps[nth];
                 let mut right = &snap.disk.bytes[..];
                 if by == By::Qemu {

@@ -93,6 +93,12 @@ impl Layer {
         self.image.snapshots()
     }
 
+    /// The internal snapshot that the image shows instead of the active disk
+    /// ([`Device::show_snapshot`]).
+    pub fn shown_snapshot(&self) -> Option<&Snapshot> {
+        self.image.shown()
+    }
+
     /// Whether the image can store dirty bitmaps.
     pub fn stores_bitmaps(&self) -> bool {
         self.image.stores_bitmaps()

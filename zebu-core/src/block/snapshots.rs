@@ -7,6 +7,23 @@ use crate::drivers::qcow2::SnapshotName;
 use crate::storage::Queue;
 
 impl Device {
+    /// Shows an internal snapshot instead of the active disk, as [`OpenOptions::snapshot`] does: with
+    /// the size and the data that the disk had, and the VM state of then. The image's bitmaps are
+    /// those of the active disk, and are refused. The backing file is that which the image names now:
+    /// images do not record another one for a snapshot.
+    ///
+    /// [`OpenOptions::snapshot`]: crate::OpenOptions::snapshot
+    ///
+    /// # Errors
+    ///
+    /// If the device is open for writing, if its format has no snapshots, if there is no such
+    /// snapshot, or if its size or tables are damaged. The device shows what it did before.
+    pub async fn show_snapshot(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
+        let device = Resizing(self);
+        let image = device.0.top_mut().0;
+        image.show_snapshot(queue, name).await
+    }
+
     /// Takes an internal snapshot of the disk, with the next free number as its id. Several may
     /// have the same name, of at most 255 bytes. Durable on return.
     ///

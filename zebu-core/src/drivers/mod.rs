@@ -82,8 +82,8 @@ pub use options::{Qcow2Opening, RawPart, VhdSize};
 pub use preallocate::Preallocation;
 pub use qcow2::SnapshotChange;
 use qcow2::amend::AmendOptions;
-pub(crate) use qcow2::check_recorded;
 use qcow2::structures::Snapshot;
+pub(crate) use qcow2::{SnapshotName, check_recorded};
 pub use raw::Raw;
 pub use registry::READ_ONLY_FORMATS;
 pub use registry::is_format;
@@ -283,9 +283,20 @@ pub trait FormatImage: Debug + Send + Sync {
         None
     }
 
-    /// Whether it is a view of an internal snapshot: its bitmaps are not those of the view.
-    fn is_snapshot(&self) -> bool {
-        false
+    /// The internal snapshot that it shows instead of the active disk.
+    fn shown(&self) -> Option<&Snapshot> {
+        None
+    }
+
+    /// Shows an internal snapshot instead of the active disk: its size, its data and its VM state,
+    /// but no bitmaps. The image is only read. After an error it shows what it did.
+    fn show_snapshot<'a>(&'a mut self, _queue: &'a Queue, _name: &'a SnapshotName) -> Changing<'a> {
+        let error = Error::Refused(format!(
+            "Block format '{}' used by device '' does not support temporarily loading internal \
+             snapshots",
+            self.format().name()
+        ));
+        Box::pin(std::future::ready(Err(error)))
     }
 
     /// Whether a snapshot of the image shows what is below it somewhere before `end`.

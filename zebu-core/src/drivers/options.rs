@@ -1,6 +1,6 @@
 //! Options that an image of one format is opened with.
 
-use super::qcow2::{CacheOptions, SnapshotName, WriteOptions};
+use super::qcow2::{CacheOptions, WriteOptions};
 
 /// Options of a raw image.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,8 +35,6 @@ pub struct Qcow2Opening {
     pub caches: CacheOptions,
     /// How it is written, if it is.
     pub write: WriteOptions,
-    /// Open it as it was at this snapshot.
-    pub snapshot: Option<SnapshotName>,
     /// Its last cluster must be complete.
     pub whole_clusters: bool,
     /// It is a new image, whose header is to have this version when it is finished.

@@ -89,7 +89,7 @@ async fn measure_copy(
     if target.version >= 3 && (image.stores_bitmaps() || image.has_no_bitmaps()) {
         let list = match device.bitmaps(queue).await {
             // There is nothing to copy: they are those of the active disk, or damaged.
-            _ if image.is_snapshot() => Vec::new(),
+            _ if image.shown().is_some() => Vec::new(),
             Err(Error::Format(_)) => Vec::new(),
             list => list?,
         };

@@ -1,6 +1,6 @@
 //! The vhost-user-blk server under test, and a front end with one virtqueue.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use vm_memory::{Bytes, GuestAddress};
 use zebu_vhost::front_end::{Connection, Machine, Ring, Setup};
@@ -72,8 +72,14 @@ pub struct Disk {
 impl Disk {
     #[track_caller]
     pub fn new(lab: &Lab, setup: Setup) -> Disk {
+        Disk::at(&socket(lab), setup)
+    }
+
+    /// The disk of the server that listens at `socket`.
+    #[track_caller]
+    pub fn at(socket: &Path, setup: Setup) -> Disk {
         let mut machine = Machine::new(setup).unwrap();
-        let mut connection = machine.connect(&socket(lab)).unwrap();
+        let mut connection = machine.connect(socket).unwrap();
         let ring = machine.ring(0).unwrap();
         connection.start(&ring).unwrap();
         Disk {

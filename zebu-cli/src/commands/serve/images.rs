@@ -164,11 +164,10 @@ impl ImageArguments {
             // the device, which is as long as the process.
             std::mem::forget(overlay);
         }
-        if options.snapshot.is_some() {
-            return Device::open(queue, &source, &options)
-                .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")));
-        }
-        open::repaired(context, queue, &source, &options).map_err(|e| failure(e.to_string()))
+        let snapshot = options.snapshot.take();
+        let device = open::repaired(context, queue, &source, &options);
+        let device = device.map_err(|e| failure(e.to_string()))?;
+        open::showing(queue, device, snapshot.as_ref())
     }
 
     /// A temporary image over `name`.

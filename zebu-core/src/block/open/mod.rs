@@ -387,7 +387,6 @@ impl Opening<'_> {
                 overlap_checks: own.overlap_check.unwrap_or_default(),
                 store_bitmaps: self.options.store_bitmaps,
             },
-            snapshot: self.options.snapshot.clone().filter(|_| role == Role::Top),
             whole_clusters: self.options.whole_clusters && role == Role::Top,
             unfinished: self.unfinished.filter(|_| role == Role::Top),
         };
@@ -405,7 +404,14 @@ impl Opening<'_> {
                 driver.name
             )));
         }
-        let image = (driver.open)(OpenRequest {
+        let snapshot = self.options.snapshot.as_ref();
+        let snapshot = snapshot.filter(|_| role == Role::Top);
+        if snapshot.is_some() && self.writes(role) {
+            return Err(Error::Refused(
+                "Internal snapshots can only be opened read-only".into(),
+            ));
+        }
+        let mut image = (driver.open)(OpenRequest {
             queue: self.queue,
             file,
             write: self.writes(role),
@@ -427,12 +433,8 @@ impl Opening<'_> {
             vpc,
         })
         .await?;
-        if role == Role::Top && self.options.snapshot.is_some() && image.snapshots().is_none() {
-            return Err(Error::Refused(format!(
-                "Block format '{}' used by device '' does not support temporarily loading internal \
-                 snapshots",
-                driver.name
-            )));
+        if let Some(name) = snapshot {
+            image.show_snapshot(self.queue, name).await?;
         }
         // A check does not read what is behind the image.
         if let Some(above) = self.layers.last()

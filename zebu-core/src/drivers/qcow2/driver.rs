@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::amend::AmendOptions;
 use super::check::CheckMessage;
-use super::{Image, OpenImage, SharedImage, create};
+use super::{Image, OpenImage, SharedImage, SnapshotName, create};
 use crate::codec::Compression;
 use crate::drivers::qcow2::structures::{Header, MAGIC, Snapshot};
 use crate::drivers::{
@@ -81,11 +81,6 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     if header.is_dirty() && write && !for_check {
         return Err(Error::Dirty);
     }
-    if qcow2.snapshot.is_some() && write {
-        return Err(Error::Refused(
-            "Internal snapshots can only be opened read-only".into(),
-        ));
-    }
     let named = header
         .has_data_file()
         .then(|| header.extensions.data_file());
@@ -102,12 +97,6 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     if write && purpose == Purpose::Data {
         image.check_data_file(queue).await?;
         image.begin_writing(queue, qcow2.write).await?;
-    }
-    if let Some(snapshot) = &qcow2.snapshot {
-        image = image.at_snapshot(queue, snapshot).await?;
-        if let Some(limits) = limits {
-            limits.check_size(image.size())?;
-        }
     }
     Ok(AnyImage::from_qcow2(SharedImage::new(image)))
 }
@@ -283,8 +272,12 @@ impl FormatImage for SharedImage {
         Some(Image::snapshots(self))
     }
 
-    fn is_snapshot(&self) -> bool {
-        Image::is_snapshot(self)
+    fn shown(&self) -> Option<&Snapshot> {
+        self.shown.as_ref()
+    }
+
+    fn show_snapshot<'a>(&'a mut self, queue: &'a Queue, name: &'a SnapshotName) -> Changing<'a> {
+        Box::pin(async move { self.own().await?.show_snapshot(queue, name).await })
     }
 
     fn snapshot_shows_below<'a>(

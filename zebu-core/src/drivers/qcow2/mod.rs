@@ -81,8 +81,10 @@ pub struct Image {
     /// Whether the last cluster of the file must be complete.
     whole_clusters: bool,
     snapshots: Vec<Snapshot>,
-    /// Whether it is the view of a snapshot, not the active disk.
-    is_snapshot: bool,
+    /// The snapshot that it shows instead of the active disk.
+    shown: Option<Snapshot>,
+    /// Its limits, if it is untrusted.
+    limits: Option<Limits>,
     l1: map::table::L1Table,
     /// Entries of a slice; a power of two.
     slice_entries: usize,
@@ -149,12 +151,6 @@ impl Image {
     /// the end of the disk.
     pub fn vm_state_offset(&self) -> u64 {
         self.size().next_multiple_of(self.geometry.l2_coverage())
-    }
-
-    /// Whether this is the image as it was at a snapshot
-    /// ([`OpenOptions::snapshot`](crate::OpenOptions)).
-    pub fn is_snapshot(&self) -> bool {
-        self.is_snapshot
     }
 
     /// The internal snapshots.

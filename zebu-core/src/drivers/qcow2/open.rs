@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::map::table::L1Table;
-use super::{CacheOptions, Image, Limits, Mapping, SnapshotName};
+use super::{CacheOptions, Image, Limits};
 use crate::drivers::cache::Cache;
 use crate::drivers::qcow2::structures::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
@@ -161,12 +161,13 @@ impl OpenImage {
             true => (L1Table::reserved(0)?, Vec::new()),
         };
         let cluster_size = self.header.cluster_size();
-        let limits = self.limits.as_ref().map(|(limits, _)| limits);
-        if let Some(limits) = limits {
+        let (limits, work) = self.limits.unzip();
+        if let Some(limits) = &limits {
             limits.check_snapshots(&snapshots)?;
         }
         let l1_bytes = u64::from(self.header.l1_size) * 8;
-        let (slice_entries, slices) = slice_cache(&self.geometry, caches, limits, l1_bytes)?;
+        let (slice_entries, slices) =
+            slice_cache(&self.geometry, caches, limits.as_ref(), l1_bytes)?;
         let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
         let cluster_bits = self.geometry.cluster_bits();
         Ok(Image {
@@ -181,8 +182,9 @@ impl OpenImage {
             slices,
             inflated: Cache::new(inflated),
             preallocated: Default::default(),
-            is_snapshot: false,
-            work: self.limits.map(|(_, work)| work),
+            shown: None,
+            limits,
+            work,
             header: self.header,
             geometry: self.geometry,
             whole_clusters: false,
@@ -327,78 +329,4 @@ fn slice_cache(
     let slices = bytes.div_ceil(slice_bytes).max(1);
     let slices = usize::try_from(slices).unwrap_or(usize::MAX);
     Ok((slice_entries as usize, Cache::new(slices)))
-}
-
-impl Image {
-    /// The same image as it was at a snapshot, with the size of the disk at that time and the VM
-    /// state behind it; only for reading.
-    #[doc(hidden)]
-    pub async fn at_snapshot(mut self, queue: &Queue, name: &SnapshotName) -> Result<Image> {
-        let Some(snapshot) = name.find(&self.snapshots) else {
-            return Err(Error::Refused("Can't find snapshot".into()));
-        };
-        snapshot.check_l1(self.header.cluster_size())?;
-        let entries = u64::from(snapshot.l1_size);
-        check_table(
-            "Snapshot L1 table",
-            snapshot.l1_offset,
-            entries,
-            8,
-            self.header.cluster_size(),
-            self.file_len(),
-        )?;
-        let size = self.disk_size_at(snapshot);
-        if size > i64::MAX as u64 || self.geometry.l1_entries_for(size) > entries {
-            return Err(Error::Refused(format!(
-                "The snapshot's L1 table is too small for its disk of {size} bytes"
-            )));
-        }
-        let geometry = self.geometry.with_virtual_size(size);
-        self.l1 = read_l1(&*self.file, queue, snapshot.l1_offset, entries).await?;
-        self.geometry = geometry;
-        self.is_snapshot = true;
-        self.slices.clear();
-        self.writer = None;
-        Ok(self)
-    }
-
-    /// A snapshot of this image, from the same file. The image may be open for writing: the view is
-    /// right until its snapshots change.
-    async fn view_snapshot(&self, queue: &Queue, snapshot: &Snapshot) -> Result<Image> {
-        let name = SnapshotName::Exact {
-            id: Some(snapshot.id_text().to_vec()),
-            name: Some(snapshot.name_text().to_vec()),
-        };
-        let image = OpenImage::new(queue, self.file.clone()).await?;
-        let data = Some(self.data.clone());
-        let image = image.finish(queue, data, CacheOptions::default()).await?;
-        image.at_snapshot(queue, &name).await
-    }
-
-    /// Whether a snapshot has nothing of its own somewhere before `end`.
-    pub(super) async fn snapshot_shows_below(
-        &self,
-        queue: &Queue,
-        snapshot: &Snapshot,
-        end: u64,
-    ) -> Result<bool> {
-        let view = self.view_snapshot(queue, snapshot).await?;
-        let end = end.min(view.size());
-        let mut at = 0;
-        while at < end {
-            let extent = view.extent(queue, at, end - at).await?;
-            if matches!(extent.mapping, Mapping::Unallocated { .. }) {
-                return Ok(true);
-            }
-            at += extent.length;
-        }
-        Ok(false)
-    }
-
-    /// The size of the disk at a snapshot, in bytes. Without one of its own, in an old image, it is
-    /// that of the disk, as far as its L1 table maps it.
-    pub(super) fn disk_size_at(&self, snapshot: &Snapshot) -> u64 {
-        let reach = u64::from(snapshot.l1_size).saturating_mul(self.geometry.l2_coverage());
-        snapshot.disk_size().unwrap_or(self.size().min(reach))
-    }
 }

@@ -209,7 +209,7 @@ impl Image {
         let directory = self.bitmap_directory(queue).await?;
         let index = directory.find(name);
         let index = index.ok_or_else(|| Error::bitmap_not_found(name))?;
-        if self.is_snapshot {
+        if self.shown.is_some() {
             return Err(Error::Refused(format!(
                 "Bitmap '{}' tells what changed in the active disk, not in a snapshot",
                 crate::printable(name)

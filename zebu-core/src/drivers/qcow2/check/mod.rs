@@ -263,7 +263,7 @@ impl Check<'_> {
                     entries: snapshot.l1_size,
                 });
             }
-            if u64::from(snapshot.l1_size) < self.l1_entries_of(snapshot) {
+            if !snapshot.maps_its_disk(&self.metadata.geometry) {
                 return Err(CheckMessage::SnapshotL1TooSmall {
                     id: String::from_utf8_lossy(snapshot.id_text()).into_owned(),
                     name: String::from_utf8_lossy(snapshot.name_text()).into_owned(),
@@ -278,12 +278,6 @@ impl Check<'_> {
         };
         let snapshots = &self.metadata.snapshots.snapshots;
         snapshots.iter().map(entry).collect()
-    }
-
-    /// The least number of L1 entries of a snapshot: those for its disk size, if that is stored.
-    fn l1_entries_of(&self, snapshot: &Snapshot) -> u64 {
-        let size = snapshot.disk_size().unwrap_or(0);
-        self.metadata.geometry.l1_entries_for(size)
     }
 
     async fn count_snapshots(

@@ -3,7 +3,8 @@
 use super::super::allocation::frees::Freed;
 use super::super::map::table::L1Table;
 use super::super::{Image, SnapshotName};
-use crate::drivers::qcow2::structures::{L1Entry, MAX_L1_BYTES, Snapshot};
+use super::view::View;
+use crate::drivers::qcow2::structures::L1Entry;
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -21,8 +22,9 @@ impl Image {
             return Err(Error::os(libc::ENOENT));
         };
         let snapshot = self.snapshots[index].clone();
-        let size = self.size_at(&snapshot)?;
-        let mut l1 = self.snapshot_l1(queue, &snapshot).await?;
+        let View { size, mut l1 } = self.snapshot_view(queue, &snapshot, &self.geometry).await?;
+        self.check_snapshot_l1(&snapshot, &l1)?;
+        self.check_new_size(size)?;
         // What is replaced must be known to be freed as a whole.
         self.check_l1(&self.l1, 0)?;
         self.check_references(queue, &self.l1).await?;
@@ -40,7 +42,6 @@ impl Image {
             l1.set(index, L1Entry::UNALLOCATED);
         }
         self.raise(queue, &l1).await?;
-        l1.resize(l1.len().max(entries as usize));
         l1.share();
         let result = match self.prepare_l1(queue, &l1).await {
             Ok(place) => self.switch_l1(queue, &mut l1, place, size).await,
@@ -53,12 +54,11 @@ impl Image {
         result
     }
 
-    /// The size of the disk at a snapshot, in bytes.
-    fn size_at(&self, snapshot: &Snapshot) -> Result<u64> {
-        let size = self.disk_size_at(snapshot);
+    /// Refuses a size that the disk cannot get.
+    fn check_new_size(&self, size: u64) -> Result<()> {
         let refuse = |why: &str| Err(Error::Refused(why.into()));
         if size == self.size() {
-            return Ok(size);
+            return Ok(());
         }
         if !size.is_multiple_of(512) {
             return refuse("The new size must be a multiple of 512");
@@ -66,10 +66,7 @@ impl Image {
         if self.geometry.version() < 3 {
             return refuse("Can't resize a v2 image which has snapshots");
         }
-        if size > i64::MAX as u64 || self.geometry.l1_entries_for(size) > MAX_L1_BYTES / 8 {
-            return Err(Error::os(libc::EFBIG));
-        }
-        Ok(size)
+        Ok(())
     }
 
     /// Writes the active L1 table that is to be, durably, with flags as they

@@ -22,6 +22,7 @@ impl Image {
         let mut rest = self.snapshots.clone();
         let snapshot = rest.remove(index);
         let l1 = self.snapshot_l1(queue, &snapshot).await?;
+        self.check_snapshot_l1(&snapshot, &l1)?;
         let punch = self.writer()?.options.punch_snapshot;
         let table = self.reference(snapshot.l1_offset, l1.len() as u64 * 8, punch);
         self.check_references(queue, &l1).await?;

@@ -1,4 +1,4 @@
-//! Taking, applying and deleting internal snapshots.
+//! Internal snapshots: taken, applied, deleted, and shown.
 //!
 //! A snapshot is a copy of the active L1 table, and shares the L2 tables and
 //! the clusters of the guest with the active disk until one of them is written:
@@ -16,8 +16,9 @@
 //!   write that makes it valid. What fails before it fails the change; what
 //!   fails after it costs space.
 //!
-//! `name`: how one is named; `create`, `apply`, `delete`: the changes; they share `references` and
-//! `counts` (what tables refer to, and its refcounts), `copied` (flags) and `store` (the table).
+//! `name`: how one is named; `view`: the disk at a snapshot, as it is read; `create`, `apply`, `delete`: the
+//! changes; they share `references` and `counts` (what tables refer to, and its refcounts), `copied` (flags) and
+//! `store` (the table).
 
 mod apply;
 mod copied;
@@ -27,14 +28,14 @@ mod delete;
 mod name;
 mod references;
 mod store;
+mod view;
 
 pub use name::SnapshotChange;
 pub use name::SnapshotName;
 
 use super::Image;
 use super::map::table::L1Table;
-use super::open::read_l1;
-use crate::drivers::qcow2::structures::{AUTOCLEAR_KNOWN, Snapshot, check_table};
+use crate::drivers::qcow2::structures::{AUTOCLEAR_KNOWN, Snapshot};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -76,22 +77,16 @@ impl Image {
         }
     }
 
-    /// The L1 table of a snapshot, which can be followed everywhere.
-    async fn snapshot_l1(&self, queue: &Queue, snapshot: &Snapshot) -> Result<L1Table> {
-        const WHAT: &str = "Snapshot L1 table";
-        let cluster_size = self.geometry.cluster_size();
-        let (offset, entries) = (snapshot.l1_offset, u64::from(snapshot.l1_size));
-        snapshot.check_l1(cluster_size)?;
-        check_table(WHAT, offset, entries, 8, cluster_size, self.file.len()?)?;
-        let place = offset..offset + entries * 8;
+    /// Refuses a snapshot whose L1 table, which was read, cannot be followed everywhere.
+    fn check_snapshot_l1(&self, snapshot: &Snapshot, l1: &L1Table) -> Result<()> {
+        let start = snapshot.l1_offset;
+        let place = start..start + l1.len() as u64 * 8;
         let protected = &self.writer()?.protected;
         if !place.is_empty() && !protected.is_alone("inactive L1 table", &place) {
             return Err(Error::Refused(format!(
-                "{WHAT} at {offset:#x} overlaps other tables of the image"
+                "Snapshot L1 table at {start:#x} overlaps other tables of the image"
             )));
         }
-        let l1 = read_l1(&*self.file, queue, offset, entries).await?;
-        self.check_l1(&l1, 0)?;
-        Ok(l1)
+        self.check_l1(l1, 0)
     }
 }

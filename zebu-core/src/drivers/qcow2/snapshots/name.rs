@@ -53,6 +53,14 @@ impl From<&[u8]> for SnapshotName {
 }
 
 impl SnapshotName {
+    /// The name of this snapshot only.
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        SnapshotName::Exact {
+            id: Some(snapshot.id_text().to_vec()),
+            name: Some(snapshot.name_text().to_vec()),
+        }
+    }
+
     /// The first snapshot of this name.
     pub(crate) fn find<'a>(&self, snapshots: &'a [Snapshot]) -> Option<&'a Snapshot> {
         self.position(snapshots).map(|index| &snapshots[index])

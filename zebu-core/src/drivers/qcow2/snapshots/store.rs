@@ -66,7 +66,7 @@ impl Image {
     /// Gives a snapshot of an old image the fields that it lacks.
     fn complete(&self, snapshot: &mut Snapshot) {
         if snapshot.icount().is_none() || snapshot.disk_size().is_none() {
-            let size = self.disk_size_at(snapshot);
+            let size = snapshot.size_in(&self.geometry);
             snapshot.set_extra(snapshot.vm_state_size(), size, snapshot.icount());
         }
     }

@@ -4,6 +4,7 @@ use super::bounds::{MAX_L1_BYTES, MAX_SNAPSHOTS, SNAPSHOT_HEADER_BYTES, validate
 use super::bytes::{be16, be32, be64, pad8, slice};
 use super::error::FormatError;
 use super::extensions::until_nul;
+use super::geometry::Geometry;
 use crate::offset::HostOffset;
 
 /// Most extra data of a snapshot in bytes. A limit of QEMU.
@@ -165,6 +166,21 @@ impl Snapshot {
             }
         }
         Ok(out)
+    }
+
+    /// Size of its disk in bytes, in an image whose geometry has the size of the active disk. An
+    /// old image does not record it: it is that of the active disk then, as far as the L1 table maps
+    /// it.
+    #[must_use]
+    pub(crate) fn size_in(&self, geometry: &Geometry) -> u64 {
+        let reach = u64::from(self.l1_size).saturating_mul(geometry.l2_coverage());
+        let active = geometry.virtual_size();
+        self.disk_size().unwrap_or(active.min(reach))
+    }
+
+    /// Whether its L1 table is large enough for its disk.
+    pub(crate) fn maps_its_disk(&self, geometry: &Geometry) -> bool {
+        geometry.l1_entries_for(self.size_in(geometry)) <= u64::from(self.l1_size)
     }
 
     /// Offset of its L1 table.

@@ -16,15 +16,9 @@ impl Repair<'_> {
         stored: &StoredRefcounts,
         emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<u64> {
-        let (size, reach) = (
-            self.metadata.header.size,
-            self.metadata.geometry.l2_coverage(),
-        );
         for snapshot in &mut self.metadata.snapshots.snapshots {
-            // Where the entry has no size: at most what its L1 table covers.
-            let most = u64::from(snapshot.l1_size).saturating_mul(reach);
-            let disk_size = snapshot.disk_size().unwrap_or(size.min(most));
-            snapshot.set_extra(snapshot.vm_state_size(), disk_size, snapshot.icount());
+            let size = snapshot.size_in(&self.metadata.geometry);
+            snapshot.set_extra(snapshot.vm_state_size(), size, snapshot.icount());
         }
         let table = Snapshot::encode_table(&self.metadata.snapshots.snapshots)?;
         let offset = match table.is_empty() {
