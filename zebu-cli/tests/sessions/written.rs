@@ -16,6 +16,8 @@ const MIB: u64 = 1 << 20;
 /// An image, and its expected content.
 struct Image {
     written: Written,
+    /// It is within the disk of a qcow2 image.
+    is_inside: bool,
     bytes: Vec<u8>,
 }
 
@@ -27,16 +29,36 @@ impl Image {
         let mut args = words(&written.create());
         args.extend(["x".into(), size.to_string()]);
         done(shell.img(either(rng), ".", &args)?)?;
+        // A dynamic VHDX has its new blocks at the end, and the disk that it is in does not grow.
+        let is_inside = !written.options.contains("dynamic") && rng.one_in(2);
+        if is_inside {
+            let args = words(&["convert", "-f", "raw", "-O", "qcow2", "x", "outer"]);
+            done(shell.img(either(rng), ".", &args)?)?;
+            let args = words(&["resize", "-q", "-f", "qcow2", "outer", "32M"]);
+            done(shell.img(either(rng), ".", &args)?)?;
+        }
         Ok(Image {
             written,
+            is_inside,
             bytes: vec![0; size as usize],
         })
     }
 
+    /// Its format and name as arguments.
+    fn place(&self) -> Vec<String> {
+        let name = self.written.name;
+        match self.is_inside {
+            true => vec![format!(
+                "json:{{'driver':'{name}','file':{{'driver':'qcow2','file.filename':'outer'}}}}"
+            )],
+            false => words(&["-f", name, "x"]),
+        }
+    }
+
     fn step(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         match rng.below(8) {
-            0 => self.convert(shell, rng),
-            1 => self.commit(shell, rng),
+            0 if !self.is_inside => self.convert(shell, rng),
+            1 if !self.is_inside => self.commit(shell, rng),
             2 => self.session(shell, rng, true),
             _ => self.session(shell, rng, false),
         }
@@ -91,7 +113,7 @@ impl Image {
         commands.extend(killed.then(|| "abort".into()));
         let cache = ["writeback", "none", "writethrough", "directsync", "unsafe"];
         let cache = cache[rng.below(5) as usize];
-        let args = words(&["-f", self.written.name, "-d", "unmap", "-t", cache, "x"]);
+        let args = [words(&["-d", "unmap", "-t", cache]), self.place()].concat();
         let answer = shell.io(by, ".", &args, &commands)?;
         let right = match killed {
             true => answer.status >= 128,
@@ -101,11 +123,11 @@ impl Image {
             return Err(format!("{by:?} session: {}", answer.text()));
         }
         // QEMU only reads it afterwards.
-        match self.written.repair().filter(|_| killed) {
+        match killed.then_some(()).filter(|()| self.written.has_log) {
             // What opens it for writing carries out the log itself.
             Some(_) if rng.one_in(2) => self.session(shell, rng, false),
-            Some(repair) => {
-                let args = [words(&repair), vec!["x".into()]].concat();
+            Some(_) => {
+                let args = [words(&["check", "-q", "-r", "all"]), self.place()].concat();
                 done(shell.img(either(rng), ".", &args)?).map(drop)
             }
             None => Ok(()),
@@ -154,10 +176,11 @@ impl Image {
     fn verify(&self, shell: &mut Shell) -> Result<()> {
         for by in [By::Qemu, By::Zebu] {
             if self.written.is_checked {
-                let args = words(&["check", "-q", "-f", self.written.name, "x"]);
+                let args = [words(&["check", "-q"]), self.place()].concat();
                 done(shell.img(by, ".", &args)?).map_err(|e| format!("{by:?} checks: {e}"))?;
             }
-            let args = words(&["convert", "-f", self.written.name, "-O", "raw", "x", "out"]);
+            let mut args = words(&["convert", "-O", "raw"]);
+            args.extend(self.place().into_iter().chain(["out".into()]));
             done(shell.img(by, ".", &args)?).map_err(|e| format!("{by:?} reads: {e}"))?;
             let out = fs::read(shell.root.join("out")).map_err(|e| e.to_string())?;
             compare(&out, &self.bytes).map_err(|e| format!("{by:?} reads: {e}"))?;

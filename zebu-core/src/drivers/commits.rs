@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{BoxFuture, Gate};
+use crate::broken::{Rule, is_broken};
 use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
 
 /// The commits of an image.
 #[derive(Debug, Default)]
 pub struct Commits {
-    gate: Gate,
+    /// Held by a commit.
+    pub(in crate::drivers) gate: Gate,
     /// Requested flushes, and the number of them that a commit has served.
     asked: AtomicU64,
     served: AtomicU64,
@@ -31,6 +33,10 @@ pub trait Committed: Send + Sync + 'static {
     /// await: what it has not made durable, the next one does.
     fn commit<'a>(&'a self, queue: &'a Queue) -> BoxFuture<'a, Result<()>>;
 }
+
+/// A flush that was requested, by its number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked(u64);
 
 impl Commits {
     /// Refuses changes after a failed flush.
@@ -51,43 +57,69 @@ impl Commits {
     /// Makes durable what was completed before the call.
     #[doc(hidden)]
     pub async fn flush<T: Committed>(image: &Arc<T>, queue: &Queue) -> Result<()> {
-        let mine = image.commits().asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mine = image.commits().ask();
         let image = image.clone();
         let commit = queue.begin(|queue| async move {
             let commits = image.commits();
-            let _pass = commits.gate.enter().await;
-            // A commit that began after this request may have served it.
-            if commits.served.load(Ordering::SeqCst) >= mine {
-                return Ok(());
-            }
-            let until = commits.asked.load(Ordering::SeqCst);
-            commits.check()?;
-            image.commit(&queue).await?;
-            commits.served.store(until, Ordering::SeqCst);
-            Ok(())
+            let commit = async || {
+                commits.check()?;
+                image.commit(&queue).await
+            };
+            commits.serve(mine, commit).await
         });
         commit.await
     }
 
-    /// Flushes the image's file, for a commit.
+    /// A flush is requested: of what was completed before the call.
+    pub(super) fn ask(&self) -> Asked {
+        Asked(self.asked.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    /// Serves a flush, and all that were requested until it starts, by a commit.
+    pub(super) async fn serve(
+        &self,
+        mine: Asked,
+        commit: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _pass = self.gate.enter().await;
+        // A commit that began after this request may have served it.
+        if self.served.load(Ordering::SeqCst) >= mine.0 {
+            return Ok(());
+        }
+        let until = self.asked.load(Ordering::SeqCst);
+        commit().await?;
+        self.served.store(until, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Flushes a file of the image, for a commit.
     #[doc(hidden)]
     pub async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
         // The kernel reports an error only once, so the task is not dropped before the result is
         // known. (An image that this one is in reports it again.)
         let _unbroken = queue.unbroken(file);
-        let fail_on_drop = (!file.is_in_image()).then_some(FailOnDrop(self));
+        let fail_on_drop = (!file.is_in_image()).then(|| FailOnDrop(self));
         storage::event(file, storage::Event::FlushToDisk);
         let result = storage::flush(file, queue).await;
-        fail_on_drop.into_iter().for_each(std::mem::forget);
-        if let Err(e) = &result {
-            self.fail(e.raw_os_error().unwrap_or(libc::EIO));
+        fail_on_drop.into_iter().for_each(FailOnDrop::disarm);
+        match &result {
+            Ok(()) => {}
+            Err(_) if is_broken(Rule::FailedFlushIsFinal) => {}
+            Err(e) => self.fail(e.raw_os_error().unwrap_or(libc::EIO)),
         }
         result.map_err(Error::Io)
     }
 }
 
-/// Refuses changes if it is dropped before it is known how a flush has ended.
-struct FailOnDrop<'a>(&'a Commits);
+/// Refuses changes if it is dropped before the end: after an error, or with its request.
+pub(super) struct FailOnDrop<'a>(pub(super) &'a Commits);
+
+impl FailOnDrop<'_> {
+    /// Ends it.
+    pub fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for FailOnDrop<'_> {
     fn drop(&mut self) {

@@ -30,7 +30,7 @@ impl Image {
 
     async fn grow_table_to(&self, queue: &Queue, index: u64) -> Result<()> {
         let writer = self.writer()?;
-        let _pass = writer.gate.enter().await;
+        let _pass = writer.commits.gate.enter().await;
         if index < writer.refcounts.table_len() {
             return Ok(());
         }

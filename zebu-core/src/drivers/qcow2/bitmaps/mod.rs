@@ -201,7 +201,7 @@ impl Image {
         {
             self.as_task(queue, async move |image, queue| {
                 let writer = image.writer()?;
-                let _pass = writer.gate.enter().await;
+                let _pass = writer.commits.gate.enter().await;
                 image.open_enabled(queue, writer).await.map(drop)
             })
             .await?;

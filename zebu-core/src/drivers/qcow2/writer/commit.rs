@@ -11,22 +11,20 @@
 //! L1 entries and the L2 tables that they refer to may be written together: a new L2 table was
 //! written in full (`change.rs`), and is durable since step 3.
 //!
-//! One commit runs at a time. Flushes that find one running wait, and the next commit serves them
-//! all.
+//! One commit runs at a time ([`Commits`](crate::drivers::Commits)).
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::allocation::refcounts::Writing as RefcountWriting;
 use crate::drivers::qcow2::map::table::Slice;
-use crate::drivers::qcow2::writer::{FailOnDrop, Writer};
+use crate::drivers::qcow2::writer::Writer;
 use crate::offset::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
-use crate::{Error, Result};
 
 /// Copied pieces of metadata, to be written.
 struct Batch {
@@ -71,30 +69,20 @@ impl Drop for Frozen<'_> {
 impl Image {
     /// Makes durable what was completed before the call.
     pub(crate) async fn flush(&self, queue: &Queue) -> Result<()> {
-        let mine = self.writer()?.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mine = self.writer()?.commits.ask();
         self.as_task(queue, async move |image, queue| {
-            image.flush_asked(queue, mine).await
+            let writer = image.writer()?;
+            storage::event(&*image.file, storage::Event::FlushToOs);
+            let commit = async || {
+                image.commit(queue, true).await?;
+                match writer.options.store_bitmaps {
+                    true => image.store_bitmaps(queue).await,
+                    false => Ok(()),
+                }
+            };
+            writer.commits.serve(mine, commit).await
         })
         .await
-    }
-
-    /// The flush with the number `mine`, and all that were requested until it
-    /// starts.
-    async fn flush_asked(&self, queue: &Queue, mine: u64) -> Result<()> {
-        let writer = self.writer()?;
-        storage::event(&*self.file, storage::Event::FlushToOs);
-        let _pass = writer.gate.enter().await;
-        // A commit that began after this request may have served it.
-        if writer.committed.load(Ordering::SeqCst) >= mine {
-            return Ok(());
-        }
-        let until = writer.asked.load(Ordering::SeqCst);
-        self.commit(queue, true).await?;
-        if writer.options.store_bitmaps {
-            self.store_bitmaps(queue).await?;
-        }
-        writer.committed.store(until, Ordering::SeqCst);
-        Ok(())
     }
 
     /// Writes metadata back when much has gathered. Called by requests before
@@ -105,7 +93,7 @@ impl Image {
         }
         self.as_task(queue, async move |image, queue| {
             let writer = image.writer()?;
-            let _pass = writer.gate.enter().await;
+            let _pass = writer.commits.gate.enter().await;
             if writer.is_pressed(image) {
                 let durable = writer.frees.dropped() > 0;
                 image.commit(queue, durable).await?;
@@ -285,22 +273,8 @@ impl Image {
         self.flush_file(queue, &*self.file).await
     }
 
-    /// Flushes a file. A failed flush is never repeated: the data may be lost already, and a second
-    /// flush would not report it.
+    /// Flushes a file of the image.
     pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
-        let writer = self.writer()?;
-        // The kernel reports an error only once, so the task is not dropped before
-        // the result is known. (An image that this one is in reports it again.)
-        let _unbroken = queue.unbroken(file);
-        let fail_on_drop = (!file.is_in_image()).then(|| FailOnDrop(writer));
-        storage::event(file, storage::Event::FlushToDisk);
-        let result = storage::flush(file, queue).await;
-        fail_on_drop.into_iter().for_each(FailOnDrop::disarm);
-        match &result {
-            Ok(()) => {}
-            Err(_) if is_broken(Rule::FailedFlushIsFinal) => {}
-            Err(e) => writer.fail(e.raw_os_error().unwrap_or(libc::EIO)),
-        }
-        result.map_err(Error::Io)
+        self.writer()?.commits.flush_file(queue, file).await
     }
 }
