@@ -279,6 +279,7 @@ fi
 if begin one-thread; then
     cases "$(of 3000 100000 2000000)" library --test model -- --nocapture --exact one_thread
     library --test model -- --nocapture every_kind_of_image
+    cases "$(of 1500 30000 500000)" library --test model -- --nocapture --exact filters_that_change_bytes
     end "requests, each with one right result"
 fi
 if begin many-threads; then

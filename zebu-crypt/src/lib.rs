@@ -5,13 +5,8 @@
 #![deny(unsafe_code)]
 
 use std::fmt::Debug;
-use std::io;
-use std::ops::Range;
 
-use zebu_core::parts::drivers::{Changing, Clear};
-use zebu_core::parts::filters::{Filter, Over, Under};
-use zebu_core::parts::storage::Step;
-use zebu_core::{Buffer, Error, Iov, Result};
+use zebu_core::parts::filters::{Code, Content, Filter};
 
 #[cfg(test)]
 zebu_core::register!(formats: &[], protocols: &[], streams: &[]);
@@ -28,8 +23,7 @@ pub trait Cipher: Debug + Send + Sync {
     fn decrypt(&self, first: u64, data: &mut [u8]);
 }
 
-/// A file of which each sector is encrypted. The caller's memory is never encrypted or decrypted in place, since a
-/// guest may look at it, or change it, meanwhile.
+/// A file of which each sector is encrypted. It consists of whole sectors.
 #[derive(Debug)]
 pub struct Encrypted<C> {
     cipher: C,
@@ -44,62 +38,25 @@ impl<C: Cipher> Encrypted<C> {
     fn sector_of(&self, offset: u64) -> u64 {
         offset / self.cipher.sector() as u64
     }
-
-    /// Encrypts the bytes of `buffer`, and writes them.
-    #[allow(unsafe_code)]
-    async fn write_buffer(&self, over: Over<'_>, offset: u64, mut buffer: Buffer) -> Result<()> {
-        self.cipher.encrypt(self.sector_of(offset), &mut buffer);
-        // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
-        let below = unsafe { buffer.iov() };
-        // What is below reserves memory of its own.
-        over.below
-            .write(&over.queue.for_image_below(), offset, &below)
-            .await
-    }
 }
 
-impl<C: Cipher> Filter for Encrypted<C> {
-    fn may_be_over(&self, _below: Under<'_>) -> Result<(), String> {
-        Err("encryption is over a file, not over an image".to_string())
-    }
-
+impl<C: Cipher> Code for Encrypted<C> {
     fn unit(&self) -> usize {
         self.cipher.sector()
     }
 
-    fn keeps_zeroes(&self) -> bool {
-        false
+    fn encode(&self, offset: u64, bytes: &mut [u8]) {
+        self.cipher.encrypt(self.sector_of(offset), bytes);
     }
 
-    #[allow(unsafe_code)]
-    fn read<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
-        Box::pin(async move {
-            let _memory = over.queue.reserve(Step::Margins, iov.len()).await;
-            let mut buffer = Buffer::try_new(iov.len())?;
-            // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
-            let below = unsafe { buffer.iov() };
-            over.below
-                .read(&over.queue.for_image_below(), offset, &below)
-                .await?;
-            self.cipher.decrypt(self.sector_of(offset), &mut buffer);
-            iov.copy_from(&buffer);
-            Ok(())
-        })
+    fn decode(&self, offset: u64, bytes: &mut [u8]) {
+        self.cipher.decrypt(self.sector_of(offset), bytes);
     }
+}
 
-    fn write<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
-        Box::pin(async move {
-            let _memory = over.queue.reserve(Step::Margins, iov.len()).await;
-            let mut buffer = Buffer::try_new(iov.len())?;
-            iov.copy_to(&mut buffer);
-            self.write_buffer(over, offset, buffer).await
-        })
-    }
-
-    /// Not supported, so that the caller writes zeroes as data: nothing below reads as zeroes here.
-    fn clear<'a>(&'a self, _over: Over<'a>, _range: Range<u64>, _how: Clear) -> Changing<'a> {
-        let unsupported = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
-        Box::pin(std::future::ready(Err(Error::Io(unsupported))))
+impl<C: Cipher> Filter for Encrypted<C> {
+    fn content(&self) -> Content<'_> {
+        Content::Coded(self)
     }
 }
 

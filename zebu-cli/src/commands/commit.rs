@@ -174,13 +174,16 @@ fn is_named(device: &Device, depth: usize, name: &OsStr) -> bool {
 }
 
 /// The images above `depth`, and the others. As in QEMU, the filters over the image that is written stay
-/// away, and those over the top one.
+/// away, and those over the top one; but not where one changes bytes, and what is written must pass it.
 fn cut(device: &Device, depth: usize) -> (ImageSpec, ImageSpec) {
     let chain = |layers: &[Layer]| {
         let (top, others) = layers.split_first().expect("both parts have an image");
         let mut backing = BackingSpec::None;
         for layer in others.iter().rev() {
             backing = BackingSpec::Image(Box::new(layer.whole_spec_over(backing)));
+        }
+        if top.is_changed_by_filters() {
+            return top.whole_spec_over(backing);
         }
         let mut spec = top.spec.clone();
         spec.backing = backing;

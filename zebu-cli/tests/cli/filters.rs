@@ -275,3 +275,162 @@ fn compress_undoes_no_zeroes_beside_a_write() {
     let answer = lab.zebu(&args).ok("io");
     assert!(!answer.out.contains("failed"), "{answer:?}");
 }
+
+/// What is above a filter that changes bytes is not what is below it: not for a read, nor for what is said
+/// without one. The filter is one of debug builds.
+#[cfg(debug_assertions)]
+#[test]
+fn what_changes_bytes_hides_what_is_known_below() {
+    let lab = Lab::new();
+    lab.make("create x.qcow2 4M; raw r.raw 4194304");
+    fs::write(lab.path("ones.raw"), vec![1; 4 << 20]).unwrap();
+    let over = "driver=xor,key=23,file.driver=qcow2,file.file.filename=x.qcow2";
+    let run = |args: &[&str]| lab.zebu(args).ok(&args.join(" "));
+    // Key and number of the sector.
+    let io = "read -P 23 3M 512\nread -P 22 3146240 512\nwrite -P 65 0 64k\nread -P 65 0 64k\n\
+              write -z 1M 64k\nread -P 0 1M 64k\nwrite -c -P 9 2M 64k\nread -P 9 2M 64k\n\
+              discard 0 64k\nread -P 65 0 64k\n";
+    let answer = lab.zebu_io_script(&["--image-opts", over], io);
+    assert!(
+        answer.status == 0 && !answer.out.contains("failed"),
+        "{answer:?}"
+    );
+    let map = run(&["map", "--output=json", "--image-opts", over]).out;
+    assert!(
+        !map.contains(r#""zero": true"#) && !map.contains("offset"),
+        "{map}"
+    );
+    run(&["convert", "--image-opts", over, "-O", "raw", "out.raw"]);
+    run(&[
+        "compare",
+        "--image-opts",
+        over,
+        "driver=raw,file.filename=out.raw",
+    ]);
+    assert!(fs::read(lab.path("out.raw")).unwrap()[3 << 20..].starts_with(&[23; 512]));
+    run(&["convert", "-n", "r.raw", "--target-image-opts", over]);
+    run(&[
+        "compare",
+        "--image-opts",
+        over,
+        "driver=raw,file.filename=r.raw",
+    ]);
+    let packed = ["convert", "-c", "-n", "r.raw", "--target-image-opts", over];
+    let refused = lab.zebu(&packed);
+    assert!(
+        refused.status == 1 && refused.err.contains("Compression not supported"),
+        "{refused:?}"
+    );
+
+    // As a backing file: the overlay copies what the filter makes of it.
+    run(&["create", "-q", "-f", "qcow2", "b.qcow2", "1M"]);
+    let below = r#"json:{"driver":"xor","key":23,"file":{"driver":"qcow2","file":{"driver":"file","filename":"b.qcow2"}}}"#;
+    run(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        below,
+        "-F",
+        "xor",
+        "top.qcow2",
+    ]);
+    let io = "write -P 5 0 1k\nread -P 21 1k 512\nwrite -z 8k 512\nread -P 6 8704 512\n";
+    let answer = lab.zebu_io_script(&["top.qcow2"], io);
+    assert!(
+        answer.status == 0 && !answer.out.contains("failed"),
+        "{answer:?}"
+    );
+    run(&[
+        "convert",
+        "-f",
+        "qcow2",
+        "top.qcow2",
+        "-O",
+        "raw",
+        "before.raw",
+    ]);
+    run(&["commit", "-q", "-f", "qcow2", "top.qcow2"]);
+    run(&[
+        "compare",
+        "-f",
+        "qcow2",
+        "top.qcow2",
+        "-F",
+        "raw",
+        "before.raw",
+    ]);
+    run(&[
+        "rebase",
+        "-f",
+        "qcow2",
+        "-b",
+        "b.qcow2",
+        "-F",
+        "qcow2",
+        "top.qcow2",
+    ]);
+    run(&[
+        "compare",
+        "-f",
+        "qcow2",
+        "top.qcow2",
+        "-F",
+        "raw",
+        "before.raw",
+    ]);
+}
+
+/// A file with a filter that changes bytes grows by zeroes as they are above.
+#[cfg(debug_assertions)]
+#[test]
+fn a_file_whose_bytes_are_changed_is_an_image() {
+    let lab = Lab::new();
+    for format in ["qcow2", "raw", "vdi", "vhdx"] {
+        let file = format!("{format}.bin");
+        lab.zebu(&["create", "-q", "-f", format, &file, "4M"])
+            .ok("create");
+        let mut bytes = fs::read(lab.path(&file)).unwrap();
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte ^= 23 ^ (at >> 9) as u8;
+        }
+        fs::write(lab.path(&file), bytes).unwrap();
+        let over = format!("driver={format},file.driver=xor,file.key=23,file.file.filename={file}");
+        let io = "write -P 65 4k 4k\nread -P 0 0 4k\nread -P 0 8k 56k\nwrite -P 66 1M 200k\n\
+                  write -z 1M 64k\ndiscard 1100k 64k\nread -P 0 1M 64k\nread -P 66 1088k 12k\n\
+                  read -P 65 4k 4k\nread -P 0 2M 2M\n";
+        let answer = lab.zebu_io_script(&["--image-opts", &over], io);
+        assert!(
+            answer.status == 0 && !answer.out.contains("failed"),
+            "{format}: {answer:?}"
+        );
+        if format != "raw" {
+            lab.zebu(&["check", "--image-opts", &over]).ok("check");
+        }
+    }
+}
+
+/// As in QEMU: what a filter over an image refuses of compressed data, a conversion through it does.
+#[test]
+fn conversions_are_compressed_where_filters_pass_that() {
+    for filter in [
+        "driver=compress,",
+        "driver=preallocate,",
+        THROTTLE,
+        "driver=copy-on-read,",
+    ] {
+        let pair = Pair::new(IMAGES);
+        let target = below(filter, "qcow2", "new.qcow2");
+        let args = [
+            "convert",
+            GROUP[0],
+            GROUP[1],
+            "-c",
+            "-n",
+            "x.qcow2",
+            "--target-image-opts",
+        ];
+        pair.both(&[&args[..], &[&target]].concat());
+    }
+}

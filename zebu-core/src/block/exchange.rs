@@ -126,13 +126,19 @@ impl Device {
     /// # Errors
     ///
     /// As of [`Device::take_off_top`], and those of [`Device::write`] and of [`Device::resize`] for the
-    /// image below. The chain is as before, and shows the same; the call may be repeated.
+    /// image below, which is not enlarged below a filter that changes bytes. The chain is as before, and shows
+    /// the same; the call may be repeated.
     pub async fn commit_top(&mut self, queue: &Queue) -> Result<()> {
         self.below_for_writing()?;
         self.wake(queue, 1).await?;
         let size = self.size();
         let (below, rest) = self.layers[1..].split_first_mut().expect("it is there");
         let behind = Chain::below(rest);
+        if below.size() < size && !below.filters.keep_bytes() {
+            let why =
+                "The image below is smaller, and a filter over it changes bytes: resize it first";
+            return Err(Error::Refused(why.into()));
+        }
         if below.size() < size {
             let enlarged = below
                 .image
@@ -141,7 +147,8 @@ impl Device {
         }
         let mut at = 0;
         while at < size {
-            let status = self.status(queue, at, (size - at).min(COMMITTED)).await?;
+            let length = (size - at).min(COMMITTED);
+            let status = self.image_status(queue, at, length).await?;
             if status.present && status.depth == 0 {
                 self.commit_range(queue, at..at + status.length, status.zero)
                     .await?;
@@ -156,16 +163,22 @@ impl Device {
         let (below, rest) = self.layers[1..].split_first().expect("it is there");
         let behind = Chain::below(rest);
         let image = &below.image;
-        if is_zero {
+        if is_zero && below.filters.keep_bytes() {
             let zeroed = image.clear(over(queue, &behind), range, Clear::Zero);
             return zeroed.await;
         }
         let length = (range.end - range.start) as usize;
         let mut buffer = queue.buffer(length);
-        // SAFETY: the buffer lives until read and write, awaited here, have ended.
+        {
+            // SAFETY: the buffer lives until the read, awaited here, has ended.
+            #[allow(unsafe_code)]
+            let iov = unsafe { buffer.iov() }.slice(0, length);
+            self.read_image(queue, range.start, &iov).await?;
+        }
+        below.filters.encode(range.start, &mut buffer[..length])?;
+        // SAFETY: the buffer lives until the write, awaited here, has ended.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
-        self.read_image(queue, range.start, &iov).await?;
         let _stay = image.enter();
         match image.in_place(range.start, length as u64) {
             Some((storage, host)) => {

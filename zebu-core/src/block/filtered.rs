@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::device::{Device, Layer};
 use super::read::Chain;
 use super::{BackingSpec, FileDriver, FileSpec, FilterSpec, ImageSpec, Objects, Zeroing};
-use crate::drivers::{Below, BoxFuture, Changing, Clear, Format, Mapping};
-use crate::filters::{CopyOnRead, Filter, Over, Under};
+use crate::drivers::{Below, BoxFuture, Changing, Clear, Extent, Format, Mapping};
+use crate::filters::{Content, CopyOnRead, Filter, Over, Under, write_zeroes};
 use crate::storage::{Event, Iov, Queue};
 use crate::{Error, Result, printable};
 
@@ -77,6 +77,10 @@ impl Peeled {
         for spec in self.specs.iter().rev() {
             let filter = spec.filter(objects, write, filters.top(format))?;
             let name = spec.name();
+            if filter.content().unit() > 1 {
+                let why = format!("'{name}' is over a file, not over an image");
+                return Err(Error::Refused(why));
+            }
             filters.nodes.insert(0, Node { name, filter });
         }
         filters.spec = Some(self.spec);
@@ -103,6 +107,33 @@ impl Filters {
     /// What is uppermost over an image of this format.
     fn top(&self, format: Format) -> Under<'static> {
         under(&self.nodes, format)
+    }
+
+    /// Whether bytes pass all of them as they are, so that what is known of the image below holds above.
+    pub fn keep_bytes(&self) -> bool {
+        self.nodes
+            .iter()
+            .all(|node| node.filter.content().is_kept())
+    }
+
+    /// Takes those away that change bytes.
+    fn leave_out_changes(&mut self) {
+        self.nodes.retain(|node| node.filter.content().is_kept());
+    }
+
+    /// Makes of bytes above these filters what the image below them has. They begin at `offset`.
+    pub fn encode(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        for node in &self.nodes {
+            match node.filter.content() {
+                Content::Kept => {}
+                Content::Coded(code) => code.encode(offset, bytes),
+                Content::Changed => {
+                    let why = format!("'{}' cannot be written through here", node.name);
+                    return Err(Error::Refused(why));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Adds a filter below all others.
@@ -150,6 +181,26 @@ impl Device {
         self.has_filters
     }
 
+    /// Whether bytes pass the filters over the top image as they are.
+    pub(crate) fn keeps_bytes(&self) -> bool {
+        self.filters.keep_bytes() && self.top().filters.keep_bytes()
+    }
+
+    /// Whether compressed data may be written as they are.
+    pub(crate) fn passes_packed(&self) -> bool {
+        let nodes = self.filters.nodes.iter().chain(&self.top().filters.nodes);
+        let mut filters = nodes.map(|node| &node.filter);
+        filters.all(|filter| filter.content().is_kept() && filter.passes_compressed())
+    }
+
+    /// Takes those filters over the top image away that change bytes, for a job that moves what the image
+    /// has and not what the disk reads as.
+    pub(crate) fn leave_out_changes(&mut self) {
+        self.filters.leave_out_changes();
+        self.layers[0].filters.leave_out_changes();
+        self.find_filters();
+    }
+
     /// The description by which the device was opened: that of its filters, if it has some, else that
     /// of its top image.
     pub fn spec(&self) -> &ImageSpec {
@@ -187,6 +238,12 @@ impl Device {
 }
 
 impl Layer {
+    /// Whether a filter over it changes bytes, so that the image is not written without it. Those over a
+    /// device's top image are the device's.
+    pub fn is_changed_by_filters(&self) -> bool {
+        !self.filters.keep_bytes()
+    }
+
     /// The description by which the image and the filters over it were opened. Those over a device's top
     /// image are the device's: see [`Device::spec`].
     pub fn whole_spec(&self) -> &ImageSpec {
@@ -231,11 +288,16 @@ impl<'a> Rest<'a> {
         }
     }
 
+    /// The filters that are left.
+    fn left(&self) -> impl Iterator<Item = &'a dyn Filter> {
+        let of_device = self.device.map_or(&[][..], |device| &device.filters.nodes);
+        let nodes = of_device.iter().chain(&self.chain.first().filters.nodes);
+        nodes.skip(self.passed).map(|node| &*node.filter)
+    }
+
     /// The filter that is next.
     fn next(&self) -> Option<&'a dyn Filter> {
-        let of_device = self.device.map_or(&[][..], |device| &device.filters.nodes);
-        let mut nodes = of_device.iter().chain(&self.chain.first().filters.nodes);
-        nodes.nth(self.passed).map(|node| &*node.filter)
+        self.left().next()
     }
 
     /// What the next filter makes of a request; None: there is none, and the image has it.
@@ -275,8 +337,11 @@ impl Below for Rest<'_> {
 
     fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
+            if !self.left().all(|filter| filter.content().is_kept()) {
+                return Ok(false);
+            }
             let _stay = self.device.map(Device::enter);
-            self.chain.is_zero(queue, range).await
+            self.chain.image_is_zero(queue, range).await
         })
     }
 
@@ -348,7 +413,15 @@ impl Below for Rest<'_> {
     fn clear<'a>(&'a self, queue: &'a Queue, range: Range<u64>, how: Clear) -> Changing<'a> {
         let own = range.clone();
         let pass = async move |filter: &dyn Filter, below: &dyn Below| {
-            filter.clear(Over { queue, below }, range, how).await
+            let over = Over { queue, below };
+            match filter.clear(over, range.clone(), how).await {
+                Err(e) if e.errno() == libc::EOPNOTSUPP => match how {
+                    Clear::Zero | Clear::Unmap => write_zeroes(filter, over, range).await,
+                    Clear::Discard => Ok(()),
+                    Clear::Quickly => Err(e),
+                },
+                done => done,
+            }
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
@@ -373,7 +446,47 @@ impl Below for Rest<'_> {
     }
 }
 
+/// What a range of a chain is, with the filters over its images.
+pub(super) enum Found {
+    /// What [`Chain::resolve`] finds.
+    Mapped(usize, Extent),
+    /// What filters over the image of this depth make of it, for so many bytes.
+    Changed(usize, u64),
+}
+
 impl Chain<'_> {
+    /// [`Chain::resolve`], as far as filters keep bytes: those over images below the first one.
+    pub(super) async fn find(self, queue: &Queue, offset: u64, limit: u64) -> Result<Found> {
+        let changes = |filters: &Filters| !filters.keep_bytes();
+        let Some((upper, lower)) = self.cut_at(changes) else {
+            let (depth, extent) = self.resolve(queue, offset, limit).await?;
+            return Ok(Found::Mapped(depth, extent));
+        };
+        let (depth, extent) = upper.resolve(queue, offset, limit).await?;
+        let is_unallocated = matches!(extent.mapping, Mapping::Unallocated { .. });
+        Ok(
+            match is_unallocated && upper.is_last(depth) && offset < lower.size() {
+                true => Found::Changed(depth + 1, extent.length.min(lower.size() - offset)),
+                false => Found::Mapped(depth, extent),
+            },
+        )
+    }
+
+    /// Whether a range reads as zeroes by the metadata alone, below the filters of the first image.
+    pub(super) async fn image_is_zero(self, queue: &Queue, range: Range<u64>) -> Result<bool> {
+        let mut at = range.start;
+        while at < range.end {
+            let Found::Mapped(_, extent) = self.find(queue, at, range.end - at).await? else {
+                return Ok(false);
+            };
+            match extent.mapping {
+                Mapping::Zero { .. } | Mapping::Unallocated { .. } => at += extent.length,
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
     /// Reads below the filters of the first image. What is below another one with filters is asked of
     /// these.
     pub(super) async fn read_image(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {

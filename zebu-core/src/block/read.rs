@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer};
-use super::filtered::Rest;
+use super::filtered::{Filters, Rest};
 use crate::Result;
 use crate::codec;
 use crate::drivers::{Below, BoxFuture, CompressedData, Context, Extent, Mapping, Stay, StorageId};
@@ -135,7 +135,7 @@ impl Device {
     /// Whether a range, inside of the disk, reads as zeroes by the metadata alone.
     pub(super) async fn is_zero(&self, queue: &Queue, range: Range<u64>) -> Result<bool> {
         let _stay = self.enter();
-        self.chain().is_zero(queue, range).await
+        self.chain().image_is_zero(queue, range).await
     }
 
     /// The images as they are read.
@@ -207,8 +207,16 @@ impl<'a> Chain<'a> {
     /// Those above the next image that has filters, and the others, of which only what the disk shows
     /// counts. None: no image below the first one has some.
     pub(super) fn cut_at_filters(self) -> Option<(Chain<'a>, Chain<'a>)> {
+        self.cut_at(|filters| !filters.is_empty())
+    }
+
+    /// The same at the next image whose filters are such.
+    pub(super) fn cut_at(
+        self,
+        is_such: impl Fn(&Filters) -> bool,
+    ) -> Option<(Chain<'a>, Chain<'a>)> {
         let below = self.layers.get(1..)?;
-        let at = 1 + below.iter().position(|layer| !layer.filters.is_empty())?;
+        let at = 1 + below.iter().position(|layer| is_such(&layer.filters))?;
         let sizes = self.layers[1..=at].iter().map(Layer::size);
         let size = sizes.fold(self.size, u64::min);
         let (upper, layers) = self.layers.split_at(at);
@@ -351,15 +359,10 @@ impl Below for Chain<'_> {
 
     fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
-            let mut at = range.start;
-            while at < range.end {
-                let (_, extent) = self.resolve(queue, at, range.end - at).await?;
-                match extent.mapping {
-                    Mapping::Zero { .. } | Mapping::Unallocated { .. } => at += extent.length,
-                    _ => return Ok(false),
-                }
+            match self.first().filters.keep_bytes() {
+                true => self.image_is_zero(queue, range).await,
+                false => Ok(false),
             }
-            Ok(true)
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::device::{Device, Resizing};
 use super::read::over;
+use super::write::Zeroing;
 use crate::Result;
 use crate::drivers::Preallocation;
 use crate::storage::Queue;
@@ -26,9 +27,21 @@ impl Device {
     ) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let _hooked = self.hooked(queue, size..self.size().max(size)).await?;
-        let device = Resizing(self);
-        let (image, below) = device.0.top_mut();
-        image.resize(over(queue, &below), size, preallocation).await
+        let old = self.size();
+        {
+            let device = Resizing(self);
+            let (image, below) = device.0.top_mut();
+            image
+                .resize(over(queue, &below), size, preallocation)
+                .await?;
+        }
+        if old < size && !self.keeps_bytes() {
+            // What is zero below is not above.
+            let added = self.zero_range(queue, old, size - old, Zeroing::Keep);
+            added.await?;
+            return self.flush(queue).await;
+        }
+        Ok(())
     }
 
     /// Drops the content of the top image: all of it is unallocated then, and shows the backing

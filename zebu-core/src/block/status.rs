@@ -1,6 +1,7 @@
 //! What a range of the device is made of.
 
 use super::device::Device;
+use super::filtered::Found;
 use crate::drivers::{Holes, Mapping, StorageId};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -17,7 +18,7 @@ pub struct Status {
     /// of a range that it is not stored, and not say what it reads as: that is neither data nor
     /// zero, and must be read.
     pub data: bool,
-    /// A layer of the chain maps it. If false, no layer does, and it reads as zeroes.
+    /// A layer of the chain maps it, or a filter changes what it reads as. If false, no layer does, and it reads as zeroes.
     pub present: bool,
     /// It is stored compressed.
     pub compressed: bool,
@@ -84,7 +85,40 @@ impl Device {
             });
         }
         let _stay = self.enter();
-        let (depth, extent) = self.chain().resolve(queue, offset, length).await?;
+        let chain = self.chain();
+        let found = match self.has_filters {
+            false => {
+                let (depth, extent) = chain.resolve(queue, offset, length).await?;
+                Found::Mapped(depth, extent)
+            }
+            true if self.keeps_bytes() => chain.find(queue, offset, length).await?,
+            true => Found::Changed(0, length),
+        };
+        self.status_of(queue, found).await
+    }
+
+    /// [`Device::status`] below the filters over the top image.
+    pub(super) async fn image_status(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+    ) -> Result<Status> {
+        let _stay = self.enter();
+        let found = self.chain().find(queue, offset, length).await?;
+        self.status_of(queue, found).await
+    }
+
+    async fn status_of(&self, queue: &Queue, found: Found) -> Result<Status> {
+        let (depth, extent) = match found {
+            Found::Mapped(depth, extent) => (depth, extent),
+            Found::Changed(depth, length) => {
+                return Ok(Status {
+                    depth,
+                    ..Status::data(length)
+                });
+            }
+        };
         let mut status = Status {
             present: true,
             depth,

@@ -120,8 +120,8 @@ impl Device {
     }
 
     /// Frees the whole clusters inside a range, whose content is not needed any more. They read as
-    /// zeroes from now on (a raw image on a server: as the server defines it). The rest of the
-    /// range stays. Does nothing unless the device was opened with
+    /// zeroes from now on (a raw image on a server: as the server defines it; through a filter that
+    /// changes bytes: they stay). The rest of the range stays. Does nothing unless the device was opened with
     /// [`OpenOptions::discard`](super::OpenOptions::discard).
     ///
     /// # Errors

@@ -496,7 +496,7 @@ pub enum AfterClose<'a> {
 }
 
 /// The result of what a format does not have.
-fn unsupported<'a>() -> Changing<'a> {
+pub(crate) fn unsupported<'a>() -> Changing<'a> {
     Box::pin(std::future::ready(Err(Error::os(libc::ENOTSUP))))
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Filter, FilterDriver, Over, Under};
+use super::{Content, Filter, FilterDriver, Over, Under};
 use crate::Result;
 use crate::drivers::{Changing, Clear, Ranges};
 use crate::storage::{Buffer, Iov, OwnedBuffer, Step};
@@ -141,6 +141,10 @@ fn clusters(over: Over<'_>, range: &Range<u64>) -> Range<u64> {
 }
 
 impl Filter for Compress {
+    fn content(&self) -> Content<'_> {
+        Content::Kept
+    }
+
     fn may_be_over(&self, below: Under<'_>) -> Result<(), String> {
         match below.can_compress {
             true => Ok(()),

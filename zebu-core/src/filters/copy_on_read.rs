@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Filter, FilterDriver, Over};
+use super::{Content, Filter, FilterDriver, Over};
 use crate::Result;
 use crate::drivers::{Changing, Clear, Ranges};
 use crate::storage::{Buffer, Iov, OwnedBuffer, Step};
@@ -101,6 +101,10 @@ impl CopyOnRead {
 }
 
 impl Filter for CopyOnRead {
+    fn content(&self) -> Content<'_> {
+        Content::Kept
+    }
+
     fn needs_writing(&self) -> bool {
         true
     }

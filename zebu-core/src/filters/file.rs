@@ -4,8 +4,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::code::write_zeroes;
 use super::{Filter, Over};
-use crate::drivers::{Below, BoxFuture, Changing, Clear};
+use crate::drivers::{Below, BoxFuture, Changing, Clear, Gate, Pass};
 use crate::storage::{
     self, Alignment, Blkdebug, Blocks, FileStamp, Iov, OpKind, Properties, Queue, Started, Storage,
 };
@@ -17,6 +18,8 @@ pub struct FilteredFile {
     filter: Arc<dyn Filter>,
     file: File,
     properties: Properties,
+    /// One request at a time makes a file longer whose filter changes bytes.
+    growth: Arc<Gate>,
     /// Of a filter with a unit.
     blocks: Option<Blocks>,
 }
@@ -28,16 +31,20 @@ impl FilteredFile {
             properties: Properties {
                 // The file below has its own, which are kept there.
                 alignment: Alignment {
-                    offset: filter.unit(),
+                    offset: filter.content().unit(),
                     ..Alignment::NONE
                 },
                 // Requests may wait for those of other queues.
                 is_stacked: true,
                 ..file.properties().clone()
             },
-            blocks: (filter.unit() > 1).then(|| Blocks::new(filter.unit() as u64)),
+            blocks: match filter.content().unit() {
+                1 => None,
+                unit => Some(Blocks::new(unit as u64)),
+            },
             filter,
             file: File(file),
+            growth: Arc::default(),
         }
     }
 }
@@ -100,9 +107,36 @@ impl Below for File {
     }
 }
 
+/// Before a request that may make the file longer: what it leaves out of the new part must read as zeroes
+/// above, for which nothing below serves if bytes are changed. The guard is kept until the request has ended.
+async fn grow<'a>(
+    filter: &dyn Filter,
+    over: Over<'_>,
+    growth: &'a Gate,
+    kind: OpKind,
+    range: &Range<u64>,
+) -> Result<Option<Pass<'a>>> {
+    let content = filter.content();
+    let zeroed = match kind {
+        OpKind::Write | OpKind::WriteDurable => range.start,
+        OpKind::SetLength | OpKind::Allocate => range.end,
+        _ => return Ok(None),
+    };
+    let length = || filter.length(over.below.size());
+    if content.is_kept() || range.end <= length() {
+        return Ok(None);
+    }
+    let pass = growth.enter().await;
+    let unit = content.unit() as u64;
+    let [start, end] = [length(), zeroed].map(|at| at.next_multiple_of(unit));
+    write_zeroes(filter, over, start..end).await?;
+    Ok(Some(pass))
+}
+
 async fn perform(
     filter: &dyn Filter,
     file: &File,
+    growth: &Gate,
     queue: &Queue,
     kind: OpKind,
     range: Range<u64>,
@@ -110,10 +144,14 @@ async fn perform(
 ) -> Result<usize> {
     let over = Over { queue, below: file };
     let offset = range.start;
+    let _pass = grow(filter, over, growth, kind, &range).await?;
     match (kind, iov) {
         (OpKind::Extent, Some(iov)) => {
             let mut found = storage::extent(&*file.0, queue, offset).await?;
-            found.zero &= filter.keeps_zeroes();
+            if !filter.content().is_kept() {
+                found.zero = false;
+                found.allocated = true;
+            }
             return Ok(found.put(&iov));
         }
         (OpKind::Read, Some(iov)) => {
@@ -138,7 +176,11 @@ async fn perform(
         (_, None) if range.is_empty() => {}
         (OpKind::Allocate, None) => filter.allocate(over, range).await?,
         (OpKind::PunchHole, None) => filter.clear(over, range, Clear::Unmap).await?,
-        (OpKind::Discard, None) => filter.clear(over, range, Clear::Discard).await?,
+        (OpKind::Discard, None) => match filter.clear(over, range, Clear::Discard).await {
+            // What it reads as is not defined then.
+            Err(e) if e.errno() == libc::EOPNOTSUPP && file.0.is_remote() => {}
+            done => done?,
+        },
         (OpKind::ZeroQuickly, None) => filter.clear(over, range, Clear::Quickly).await?,
         (_, None) => filter.clear(over, range, Clear::Zero).await?,
     }
@@ -165,10 +207,11 @@ unsafe impl Storage for FilteredFile {
         memory: Option<&Iov>,
     ) -> Started {
         let (filter, file) = (self.filter.clone(), self.file.clone());
+        let growth = self.growth.clone();
         let (queue, iov) = (queue.for_image_below(), memory.cloned());
         let range = offset..offset.saturating_add(length);
         Started::later(async move {
-            perform(&*filter, &file, &queue, kind, range, iov)
+            perform(&*filter, &file, &growth, &queue, kind, range, iov)
                 .await
                 .map_err(io_error)
         })

@@ -6,12 +6,36 @@
 //! | `compress.rs` | what is written is compressed |
 //! | `copy_on_read.rs` | what is read from behind an image is written into it |
 //! | `preallocate.rs` | a file grows by large steps |
+//! | `code.rs` | filters that change bytes by a [`Code`] |
+//! | `xor.rs` | of debug builds: such a filter, for tests |
 //! | `file.rs` | a filter over a file; over an image it is a part of the [`Device`](crate::Device) |
 //!
-//! A filter is a file here and a line below. It overrides what it changes of [`Filter`], all
-//! else passes. Names, `json:`, `--image-opts`, `info`, locks and loops follow from its
-//! [`FilterDriver`].
+//! A filter is a file here and a line below. Names, `json:`, `--image-opts`, `info`, locks and loops follow
+//! from its [`FilterDriver`]; what is known of the bytes (what is zero, where they are stored, whether
+//! compressed data may pass) from its [`Filter::content`]. The smallest one that passes all on:
+//!
+//! ```ignore
+//! pub(super) const DRIVER: FilterDriver = FilterDriver {
+//!     name: "pass",
+//!     options: &[],
+//!     shown: &[],
+//!     open: |_| Ok(Arc::new(Pass)),
+//! };
+//!
+//! #[derive(Debug)]
+//! struct Pass;
+//!
+//! impl Filter for Pass {
+//!     fn content(&self) -> Content<'_> {
+//!         Content::Kept
+//!     }
+//! }
+//! ```
+//!
+//! It overrides what it changes of a request (`throttle.rs`). One that changes bytes answers
+//! [`Content::Coded`] and overrides nothing (`xor.rs`).
 
+mod code;
 mod file;
 mod limits;
 
@@ -19,21 +43,24 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::drivers::{Below, Changing, Clear};
+use crate::Error;
+use crate::drivers::{Below, Changing, Clear, unsupported};
 use crate::spelling::OptionSet;
 use crate::storage::{Iov, Queue};
+pub(crate) use code::write_zeroes;
+pub use code::{Code, Content};
 pub(crate) use copy_on_read::CopyOnRead;
 pub use file::FilteredFile;
 pub use limits::{ThrottleBucket, ThrottleGroup, ThrottleGroups, ThrottleLimits};
 
 /// Registers the filters.
 macro_rules! filters {
-    ($($module:ident,)+) => {
-        $(mod $module;)+
+    ($($(#[$when:meta])? $module:ident,)+) => {
+        $($(#[$when])? mod $module;)+
 
-        static FILTERS: &[&FilterDriver] = &[$(&$module::DRIVER,)+];
+        static FILTERS: &[&FilterDriver] = &[$($(#[$when])? &$module::DRIVER,)+];
         /// The names of all filters.
-        pub(crate) static NAMES: &[&str] = &[$($module::DRIVER.name,)+];
+        pub(crate) static NAMES: &[&str] = &[$($(#[$when])? $module::DRIVER.name,)+];
     };
 }
 
@@ -42,6 +69,7 @@ filters! {
     compress,
     copy_on_read,
     preallocate,
+    #[cfg(debug_assertions)] xor,
 }
 
 /// How a filter is found, and made.
@@ -50,7 +78,7 @@ pub(crate) struct FilterDriver {
     pub name: &'static str,
     /// Its options, besides `file` and those of all nodes.
     pub options: &'static [&'static str],
-    /// Those of them that QEMU shows in the name of a node.
+    /// Those of them that are in the name of a node. QEMU leaves some out, so that the name opens another one.
     pub shown: &'static [&'static str],
     /// Makes the filter. Options that it does not take out are ignored.
     pub open: fn(OpenFilter<'_>) -> Result<Arc<dyn Filter>, String>,
@@ -98,25 +126,19 @@ pub trait Filter: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Whether what a filter over it writes compressed passes.
+    /// What becomes of the bytes that pass. All that is known without reading them follows from it.
+    fn content(&self) -> Content<'_> {
+        Content::Changed
+    }
+
+    /// Whether [`Filter::write_compressed`] is supported.
     fn passes_compressed(&self) -> bool {
-        true
+        !matches!(self.content(), Content::Changed)
     }
 
     /// Whether it is of use only over an image that is written.
     fn needs_writing(&self) -> bool {
         false
-    }
-
-    /// The unit of its requests over a file, in bytes (a power of two). What is not aligned is read and
-    /// written in whole units.
-    fn unit(&self) -> usize {
-        1
-    }
-
-    /// Whether what reads as zeroes below a file does so above.
-    fn keeps_zeroes(&self) -> bool {
-        true
     }
 
     /// The length of a file, of that below it.
@@ -126,32 +148,48 @@ pub trait Filter: Debug + Send + Sync {
 
     /// [`Below::read`] through the filter. The other methods have the names and meaning of [`Below`]'s, too.
     fn read<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
-        over.below.read(over.queue, offset, iov)
+        match self.content() {
+            Content::Coded(code) => code::read(code, over, offset, iov),
+            _ => over.below.read(over.queue, offset, iov),
+        }
     }
 
     /// [`Below::write`].
     fn write<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
-        over.below.write(over.queue, offset, iov)
+        match self.content() {
+            Content::Coded(code) => code::write(code, over, offset, iov, code::How::Plain),
+            _ => over.below.write(over.queue, offset, iov),
+        }
     }
 
     /// [`Below::write_compressed`].
     fn write_compressed<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
-        over.below.write_compressed(over.queue, offset, iov)
+        match self.content() {
+            Content::Kept => over.below.write_compressed(over.queue, offset, iov),
+            Content::Coded(code) => code::write(code, over, offset, iov, code::How::Compressed),
+            Content::Changed => unsupported(),
+        }
     }
 
-    /// [`Below::write_packed`].
+    /// [`Below::write_packed`]. Only called where all filters keep bytes.
     fn write_packed<'a>(
         &'a self,
         over: Over<'a>,
         clusters: &'a [(u64, Range<usize>)],
         data: &'a [u8],
     ) -> Changing<'a> {
-        over.below.write_packed(over.queue, clusters, data)
+        match self.content() {
+            Content::Kept => over.below.write_packed(over.queue, clusters, data),
+            _ => unsupported(),
+        }
     }
 
-    /// [`Below::clear`].
+    /// [`Below::clear`]. `EOPNOTSUPP`: zeroes are written by [`Filter::write`], and nothing is discarded.
     fn clear<'a>(&'a self, over: Over<'a>, range: Range<u64>, how: Clear) -> Changing<'a> {
-        over.below.clear(over.queue, range, how)
+        match self.content() {
+            Content::Kept => over.below.clear(over.queue, range, how),
+            _ => Box::pin(std::future::ready(Err(Error::os(libc::EOPNOTSUPP)))),
+        }
     }
 
     /// [`Below::flush`].
@@ -159,12 +197,12 @@ pub trait Filter: Debug + Send + Sync {
         over.below.flush(over.queue)
     }
 
-    /// Only called over a file.
+    /// Only called over a file. If bytes are changed, what a larger length adds is there.
     fn set_len<'a>(&'a self, over: Over<'a>, length: u64) -> Changing<'a> {
         over.below.set_len(over.queue, length)
     }
 
-    /// Only called over a file.
+    /// Only called over a file. If bytes are changed, the file has the range.
     fn allocate<'a>(&'a self, over: Over<'a>, range: Range<u64>) -> Changing<'a> {
         over.below.allocate(over.queue, range)
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::{Filter, FilterDriver, Over};
+use super::{Content, Filter, FilterDriver, Over};
 use crate::drivers::{Changing, Gate};
 use crate::storage::Iov;
 
@@ -72,6 +72,10 @@ impl Preallocate {
 }
 
 impl Filter for Preallocate {
+    fn content(&self) -> Content<'_> {
+        Content::Kept
+    }
+
     fn passes_compressed(&self) -> bool {
         false
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::limits::ThrottleGroup;
-use super::{Filter, FilterDriver, Over};
+use super::{Content, Filter, FilterDriver, Over};
 use crate::Result;
 use crate::drivers::{Changing, Clear};
 use crate::storage::{Iov, Queue, connect};
@@ -44,6 +44,10 @@ impl Throttle {
 }
 
 impl Filter for Throttle {
+    fn content(&self) -> Content<'_> {
+        Content::Kept
+    }
+
     fn read<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         Box::pin(async move {
             self.pass(over.queue, false, iov.len() as u64).await?;

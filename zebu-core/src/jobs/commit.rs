@@ -62,11 +62,13 @@ pub enum CommitError {
 /// unchanged. Or if it cannot be emptied.
 pub fn commit<G: IntoControlFlow>(
     queue: &Queue,
-    top: Device,
+    mut top: Device,
     mut base: Device,
     options: &CommitOptions,
     on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), CommitError> {
+    // What it reads as does not change if the base has what the image had.
+    top.leave_out_changes();
     if !options.change_snapshots {
         queue
             .block_on(refuse_change_behind(queue, top.layers(), top.size()))

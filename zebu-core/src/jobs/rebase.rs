@@ -76,12 +76,14 @@ pub enum RebaseError {
 /// written, or the job is cancelled.
 pub fn rebase<G: IntoControlFlow>(
     queue: &Queue,
-    overlay: Device,
+    mut overlay: Device,
     new: Option<Device>,
     backing: Option<&NewBacking>,
     options: &RebaseOptions,
     mut on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), RebaseError> {
+    // Backing files are compared, which are below them.
+    overlay.leave_out_changes();
     let unit = overlay.top().image.zero_unit();
     let cluster = overlay.top().image.cluster_size().unwrap_or(1);
     let common = common_layer(&overlay, new.as_ref());
@@ -247,7 +249,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// The layer of `overlay` from which on its chain is also that of the new backing file, if there is
 /// one: data from there need no comparing.
 fn common_layer(overlay: &Device, new: Option<&Device>) -> Option<usize> {
-    let (old, new) = (overlay.layers(), new?.layers());
+    let new = new.filter(|new| new.keeps_bytes())?;
+    let (old, new) = (overlay.layers(), new.layers());
     let common = old.len().checked_sub(new.len())?;
     let alike = old[common..].iter().zip(new).all(|(a, b)| is_same(a, b));
     alike.then_some(common)
@@ -261,7 +264,9 @@ fn is_same(a: &Layer, b: &Layer) -> bool {
         false => identity(file.path()).ok(),
     };
     let files = |layer: &Layer| found(layer.file()).zip(found(layer.data()));
-    a.format() == b.format()
+    !a.is_changed_by_filters()
+        && !b.is_changed_by_filters()
+        && a.format() == b.format()
         && a.spec.options == b.spec.options
         && files(a).is_some_and(|found| Some(found) == files(b))
 }

@@ -31,6 +31,14 @@ pub enum Target {
 }
 
 impl Target {
+    /// Whether what is not written of it shows its backing file as that is.
+    pub(super) fn shows_backing(&self) -> bool {
+        match self {
+            Target::Image(device) => device.keeps_bytes(),
+            _ => true,
+        }
+    }
+
     /// The image that it is.
     fn image(&self) -> Option<&AnyImage> {
         match self {
@@ -63,6 +71,7 @@ impl Target {
     pub(super) fn packing(&self) -> Option<Packing> {
         match self {
             Target::Raw(_) => None,
+            Target::Image(device) if !device.passes_packed() => None,
             Target::Image(device) => device.top().image.packed_by().map(Packing::Shorter),
             Target::New(image) => image.zlib_block().map(|_| Packing::Zlib),
             Target::Stream(stream) => stream.packing(),

@@ -7,6 +7,8 @@
 //! With `ZEBU_TRACE` each request of one thread is printed.
 
 mod bitmaps;
+#[cfg(debug_assertions)]
+mod changed_bytes;
 mod disk;
 mod exchanges;
 mod filters;
@@ -58,6 +60,13 @@ fn each_seed(name: &str, steps: u64, run: fn(u64, &Path, &[EngineKind]) -> usize
 #[test]
 fn one_thread() {
     each_seed("one_thread", 2000, one_thread::run);
+}
+
+/// The filter that they have is one of debug builds.
+#[cfg(debug_assertions)]
+#[test]
+fn filters_that_change_bytes() {
+    each_seed("filters_that_change_bytes", 1500, changed_bytes::run);
 }
 
 #[test]

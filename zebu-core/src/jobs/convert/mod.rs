@@ -196,6 +196,10 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         .try_fold(0u64, |sum, source| sum.checked_add(source.size()))
         .ok_or(ConvertError::TooLarge)?;
     let mut options = options.clone();
+    if !target.shows_backing() {
+        options.above_backing = false;
+        options.only = None;
+    }
     match target.packing() {
         None if options.compress.is_some() => return Err(ConvertError::NotCompressible),
         Some(Packing::Zlib) => {
