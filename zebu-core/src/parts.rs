@@ -35,6 +35,10 @@ pub mod drivers {
     pub mod open {
         pub use crate::drivers::open::*;
     }
+    /// Images that are read and written in order.
+    pub mod stream {
+        pub use crate::drivers::stream::*;
+    }
     /// Structures of qcow2.
     pub mod structures {
         pub use crate::drivers::qcow2::structures::*;
@@ -53,19 +57,6 @@ pub mod error {
 /// What a filter is made of.
 pub mod filters {
     pub use crate::filters::*;
-}
-
-/// What the stream of a format is made of.
-pub mod jobs {
-    pub use crate::jobs::*;
-    /// Streams that are written.
-    pub mod export {
-        pub use crate::jobs::export::*;
-    }
-    /// Streams that are read.
-    pub mod stream {
-        pub use crate::jobs::stream::*;
-    }
 }
 
 /// Offsets.

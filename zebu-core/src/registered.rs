@@ -1,4 +1,4 @@
-//! What crates above this one register: formats, protocols, and formats of streams.
+//! What crates above this one register: formats and protocols.
 //!
 //! This crate declares functions that a program has once: the crate `zebu` defines them by [`register!`], and so
 //! do the tests of crates that are linked without it. It is as with a global allocator: a program in which they
@@ -10,7 +10,7 @@
 #[doc(hidden)]
 #[macro_export]
 macro_rules! register {
-    (formats: $formats:expr, protocols: $protocols:expr, streams: $streams:expr $(,)?) => {
+    (formats: $formats:expr, protocols: $protocols:expr $(,)?) => {
         const _: () = {
             // SAFETY: `zebu_core::registered` declares them with these types, and nothing else has these
             // names.
@@ -23,28 +23,21 @@ macro_rules! register {
             fn __zebu_core_0_1_protocols() -> &'static [&'static $crate::parts::protocols::Driver] {
                 $protocols
             }
-            // SAFETY: as above.
-            #[unsafe(no_mangle)]
-            fn __zebu_core_0_1_streams() -> &'static [&'static $crate::parts::jobs::StreamFormat] {
-                $streams
-            }
         };
     };
 }
 
-pub use linked::{formats, protocols, streams};
+pub use linked::{formats, protocols};
 
 #[cfg(not(test))]
 mod linked {
     use crate::drivers;
-    use crate::jobs::StreamFormat;
     use crate::protocols;
 
     // SAFETY: `register!` defines them with these types.
     unsafe extern "Rust" {
         safe fn __zebu_core_0_1_formats() -> &'static [&'static drivers::Driver];
         safe fn __zebu_core_0_1_protocols() -> &'static [&'static protocols::Driver];
-        safe fn __zebu_core_0_1_streams() -> &'static [&'static StreamFormat];
     }
 
     /// Formats, in the order of probing.
@@ -56,18 +49,12 @@ mod linked {
     pub fn protocols() -> &'static [&'static protocols::Driver] {
         __zebu_core_0_1_protocols()
     }
-
-    /// Formats of streams.
-    pub fn streams() -> &'static [&'static StreamFormat] {
-        __zebu_core_0_1_streams()
-    }
 }
 
 /// Nothing is registered in the unit tests of this crate.
 #[cfg(test)]
 mod linked {
     use crate::drivers;
-    use crate::jobs::StreamFormat;
     use crate::protocols;
 
     pub fn formats() -> &'static [&'static drivers::Driver] {
@@ -75,10 +62,6 @@ mod linked {
     }
 
     pub fn protocols() -> &'static [&'static protocols::Driver] {
-        &[]
-    }
-
-    pub fn streams() -> &'static [&'static StreamFormat] {
         &[]
     }
 }

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use zebu_core::parts::filters::{Code, Content, Filter};
 
 #[cfg(test)]
-zebu_core::register!(formats: &[], protocols: &[], streams: &[]);
+zebu_core::register!(formats: &[], protocols: &[]);
 
 /// What encrypts sectors. Shared by threads.
 pub trait Cipher: Debug + Send + Sync {

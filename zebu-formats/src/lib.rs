@@ -31,12 +31,12 @@ pub(crate) use tail::Tail;
 use zebu_core::parts::drivers::*;
 // What a format is made of.
 use zebu_core::parts::{
-    broken, codec, drivers, jobs, lock, offset, printable, progress, spelling, storage,
+    broken, codec, drivers, lock, offset, printable, progress, spelling, storage,
 };
 use zebu_core::{Error, Result};
 
 #[cfg(test)]
-zebu_core::register!(formats: FORMATS, protocols: &[], streams: STREAMS);
+zebu_core::register!(formats: FORMATS, protocols: &[]);
 
 /// The formats, in the order of probing, for the crate `zebu` to register.
 #[doc(hidden)]
@@ -52,10 +52,6 @@ pub static FORMATS: &[&Driver] = &[
     &vmdk::DRIVER,
     &vpc::DRIVER,
 ];
-
-/// The formats that are read and written as streams, likewise.
-#[doc(hidden)]
-pub static STREAMS: &[&jobs::StreamFormat] = &[&vmdk::streams::STREAM];
 
 /// What the module `block` of `zebu` has of it.
 pub mod block {

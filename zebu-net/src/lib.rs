@@ -33,7 +33,7 @@ mod uri;
 
 // What a protocol is made of.
 #[allow(unused_imports, reason = "without features there is none")]
-use zebu_core::parts::{error, jobs, lock, printable, protocols, spelling, storage};
+use zebu_core::parts::{error, lock, printable, protocols, spelling, storage};
 #[allow(unused_imports, reason = "without features there is none")]
 use zebu_core::{Error, Result, strerror};
 

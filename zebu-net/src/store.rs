@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::http::{RemoteOptions, open, refuse_writes};
-use crate::jobs::StreamSink;
 pub use crate::object::StoreKind;
 use crate::object::{Place, StoreOptions, Upload};
 use crate::protocols::shown::object;
@@ -17,6 +16,7 @@ use crate::spelling::OptionSet;
 use crate::spelling::quote::json_string;
 use crate::storage::OpenFile;
 use crate::storage::secret::without_queries;
+use zebu_core::jobs::StreamSink;
 
 pub(crate) static DRIVER: Driver = Driver {
     names: &["s3", "gs", "az"],

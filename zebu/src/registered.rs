@@ -4,5 +4,4 @@
 zebu_core::register!(
     formats: zebu_formats::FORMATS,
     protocols: zebu_net::PROTOCOLS,
-    streams: zebu_formats::STREAMS,
 );

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use super::stream::StreamFormat;
 use super::{ImagePlan, OpenFormat, PlanImage, PlanRequest};
 use crate::drivers::signature::Foreign;
 use crate::storage::LockRequest;
@@ -33,6 +34,8 @@ pub struct Driver {
     pub create_options: Option<&'static [CreateOption]>,
     /// Plans a new image. None: images are not created, or by a job of their own.
     pub plan: Option<PlanImage>,
+    /// How images are read and written as streams. None: a stream must be kept as a file.
+    pub stream: Option<&'static StreamFormat>,
     /// The keys of the options that an image is opened with (`--image-opts`), besides those of
     /// every image.
     pub open_options: &'static [&'static str],
@@ -58,6 +61,7 @@ impl Driver {
             checks_data: false,
             create_options: None,
             plan: None,
+            stream: None,
             open_options: &[],
             // Those of any format but raw.
             locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],

@@ -14,7 +14,7 @@
 //! - `raw/`, the shortest that is written; `qcow2/`, which says where to begin;
 //! - `any`, `extent`: an image and its map step, as the layers above hold it;
 //! - `guess`, `signature`, `open`, `options`, `limits`: from a file to an open image;
-//! - `create/`: new images; `preallocate`: space for what is added;
+//! - `create/`: new images; `preallocate`: space for what is added; `stream/`: images in order;
 //! - `cache`, `epoch`, `wait`, `sync`, `bits`: what threads share;
 //! - `commits`, `inflate`: what formats share.
 //!
@@ -43,6 +43,7 @@ pub mod qcow2;
 pub(crate) mod raw;
 mod registry;
 pub(crate) mod signature;
+pub(crate) mod stream;
 mod sync;
 pub(crate) mod wait;
 

@@ -30,7 +30,6 @@
 //! | amend | consistent, with some of the changes |
 
 mod amend;
-mod channel;
 pub(crate) mod check;
 mod chunks;
 mod commit;
@@ -38,7 +37,7 @@ mod compare;
 mod convert;
 mod copy;
 mod create;
-pub(crate) mod export;
+mod export;
 mod join_set;
 mod measure;
 pub(crate) mod new_image;
@@ -48,7 +47,7 @@ mod rate_limiter;
 mod rebase;
 mod sequencer;
 mod snapshots;
-pub(crate) mod stream;
+mod stream;
 mod target;
 mod transfer;
 mod unchanged;
@@ -64,13 +63,11 @@ pub use copy::{CopyOptions, copy};
 pub use create::{
     CreateQcow2, NewBacking, NewDataFile, begin_image, create_image, create_qcow2, create_raw,
 };
-pub use export::{ExportFormat, StreamSink, convert_to_stream, measure_stream};
+pub use export::{ExportFormat, convert_to_stream, measure_stream};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
-#[doc(hidden)]
-pub use stream::StreamFormat;
-pub use stream::{ImageStream, Spill, StreamOptions, convert_stream, unpacked};
+pub use stream::{ImageStream, StreamOptions, convert_stream, unpacked};
 pub use target::Target;
 pub use transfer::TransferError;
 pub use unchanged::Unchanged;
@@ -78,6 +75,7 @@ pub use workers::MAX_WORKERS;
 
 pub use crate::block::Preallocation;
 pub use crate::drivers::qcow2::check::{CheckMessage, Use, check, repair, repair_image};
+pub use crate::drivers::stream::{Spill, StreamSink};
 pub use crate::drivers::{CheckReport, RepairMode};
 pub use crate::drivers::{CreateValue, CreateValues, Filling, ImagePlan, NewImage, PlanRequest};
 pub use crate::progress::{IntoControlFlow, Progress};

@@ -41,6 +41,7 @@ pub static DRIVER: Driver = Driver {
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
+    stream: Some(&streams::STREAM),
     other_form: Some(OtherForm {
         is_one: descriptor::is_one,
         looks_like: Foreign {

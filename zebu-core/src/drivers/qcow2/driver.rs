@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::amend::AmendOptions;
 use super::check::CheckMessage;
-use super::{Image, OpenImage, SharedImage, SnapshotName, create};
+use super::{Image, OpenImage, SharedImage, SnapshotName, create, stream};
 use crate::codec::Compression;
 use crate::drivers::qcow2::structures::{Header, MAGIC, Snapshot};
 use crate::drivers::{
@@ -30,6 +30,7 @@ pub static DRIVER: Driver = Driver {
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
+    stream: Some(&stream::STREAM),
     open_options: &[
         "cache-clean-interval",
         "cache-size",

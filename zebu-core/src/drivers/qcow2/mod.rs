@@ -11,7 +11,7 @@
 //! - `allocation`: refcounts, and clusters taken and freed;
 //! - `header`, `resize`: changes of the header, and of the tables of a whole image;
 //! - `snapshots`, `bitmaps`: one subject each;
-//! - `create`: new images; `check`: check and repair; `amend`: other options;
+//! - `create`: new images; `check`: check and repair; `amend`: other options; `stream`: images in order;
 //! - `interleavings`: tests of what threads share, under a scheduler.
 
 mod allocation;
@@ -31,6 +31,7 @@ mod open;
 mod resize;
 mod shared;
 mod snapshots;
+pub(crate) mod stream;
 pub(crate) mod structures;
 mod writer;
 

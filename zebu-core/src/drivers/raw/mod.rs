@@ -27,6 +27,7 @@ pub static DRIVER: Driver = Driver {
     checks_data: false,
     create_options: Some(&CREATE_OPTIONS),
     plan: Some(create::plan),
+    stream: None,
     open_options: &["offset", "size"],
     locks: [LockRequest::RAW_READ, LockRequest::RAW_WRITE],
     open: |request| Box::pin(std::future::ready(open(request))),

@@ -5,28 +5,25 @@
 //! compressed or zeroes to be found, by a first pass over the data. A streamOptimized VMDK has its
 //! tables after its data.
 
-mod pipe;
 mod qcow2;
 mod stream;
 
 use std::sync::Arc;
 
-pub use pipe::StreamSink;
-pub use pipe::{Pipe, changed};
 pub use qcow2::Layout;
 use stream::Order;
-pub use stream::{OutStream, PackedOrder};
+pub use stream::OutStream;
 
 use super::convert::{self, ConvertError, ConvertEvent, ConvertOptions};
 use super::create::CreateQcow2;
 use super::packing::Packing;
-use super::stream::StreamFormat;
 use super::target::Target;
 use super::workers;
 use crate::block::Device;
 use crate::codec;
-use crate::drivers::CreateValues;
 use crate::drivers::qcow2::structures::Compression;
+use crate::drivers::stream::{Pipe, StreamSink};
+use crate::drivers::{CreateValues, Format};
 use crate::progress::{IntoControlFlow, Progress};
 use crate::{Error, Result};
 
@@ -164,8 +161,8 @@ fn plan<G: IntoControlFlow>(
         }
         ExportFormat::Raw => return Ok(Order::raw(size)),
         ExportFormat::Vmdk(values) => {
-            let vmdk = StreamFormat::named("vmdk").ok_or_else(no_vmdk)?;
-            let order = (vmdk.write)(size, values).map_err(failure)?;
+            let vmdk = Format::named("vmdk").and_then(|format| format.driver().stream?.write);
+            let order = vmdk.ok_or_else(no_vmdk)?(size, values).map_err(failure)?;
             return Ok(Order::Packed(order));
         }
         ExportFormat::Qcow2 { image, .. } => CreateQcow2 {

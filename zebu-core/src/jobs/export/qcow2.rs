@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::pipe::Pipe;
 use crate::block::Device;
 use crate::drivers::qcow2::structures::{
     Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountSpace, RefcountTableEntry,
 };
+use crate::drivers::stream::Pipe;
 use crate::jobs::convert::ConvertError;
 use crate::jobs::packing::Packing;
 use crate::jobs::{CreateQcow2, Preallocation};

@@ -4,9 +4,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::pipe::{Pipe, Slice, changed};
 use super::qcow2::{Layout, Places, Stored};
 use crate::Result;
+use crate::drivers::stream::{PackedOrder, Pipe, Slice, changed};
 use crate::jobs::packing::Packing;
 use crate::lock;
 use crate::storage::Buffer;
@@ -38,21 +38,6 @@ pub enum Order {
     Qcow2(Box<InLayout>),
     /// Packed units of a registered format.
     Packed(Box<dyn PackedOrder>),
-}
-
-/// A stream of a registered format: units of the disk in their order, each of them a whole zlib stream.
-pub trait PackedOrder: Send {
-    /// Bytes of a unit.
-    fn unit(&self) -> u64;
-
-    /// Writes what precedes the data.
-    fn begin(&self, pipe: &mut Pipe) -> Result<()>;
-
-    /// Writes the compressed unit at `offset` of the disk.
-    fn write(&mut self, pipe: &mut Pipe, offset: u64, data: &[u8]) -> Result<()>;
-
-    /// Writes what follows the data.
-    fn finish(self: Box<Self>, pipe: &mut Pipe) -> Result<()>;
 }
 
 /// A place in a layout.

@@ -2,88 +2,30 @@
 //!
 //! A thread reads the stream once, from its start to its end. The reader of its format says for
 //! each part of it what range of the disk it is, and workers write these ranges to the target in
-//! any order. Nothing is read twice: what is known too late waits in memory or in a file
-//! (`held.rs`).
+//! any order. Nothing is read twice: what is known too late waits in memory or in a file. What a format does for
+//! that is in `drivers/stream`.
 
-mod block;
-mod held;
-mod piece;
-mod qcow2;
 mod raw;
 mod source;
 mod work;
 
 use std::sync::{Arc, Mutex};
 
-pub use block::Block;
-use block::Pool;
-pub use held::Spill;
-pub use piece::{Fault, Sink};
-use piece::{Piece, WAITING};
 pub use source::{ImageStream, unpacked};
 use work::Job;
 
-use super::channel::Channel;
 use super::convert::{ConvertError, ConvertEvent, ConvertOptions, Output};
-use super::export::PackedOrder;
 use super::packing::Packing;
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers::{self, Cursor};
-use crate::block::{Device, Policy, Preallocation};
-use crate::drivers::CreateValues;
+use crate::block::{Device, Preallocation};
+use crate::drivers::stream::{
+    Channel, Fault, Piece, Pool, Reader, Reading, Sink, Spill, WAITING, read_full,
+};
 use crate::progress::IntoControlFlow;
-use crate::registered;
 use crate::storage::{self, EngineKind};
 use crate::{Error, Result, lock};
-
-/// Reads the head of a stream from its first bytes.
-pub type OpenStream = fn(&[u8], &Policy) -> Result<Box<dyn StreamHead>>;
-
-/// A format besides raw and qcow2 that is read and written as a stream.
-pub struct StreamFormat {
-    /// Its name.
-    pub name: &'static str,
-    /// How many bytes of a stream `open` needs, by its first sector. None: the image must be kept as a
-    /// file.
-    pub needed: fn(&[u8]) -> Option<usize>,
-    /// What these bytes say, of an image that the policy allows.
-    pub open: OpenStream,
-    /// A new image of so many bytes, with options of the format.
-    pub write: fn(u64, &CreateValues) -> Result<Box<dyn PackedOrder>>,
-}
-
-impl StreamFormat {
-    /// The one of this name.
-    pub(super) fn named(name: &str) -> Option<&'static StreamFormat> {
-        let mut formats = registered::streams().iter().copied();
-        formats.find(|format| format.name == name)
-    }
-}
-
-/// What the start of a stream says.
-pub trait StreamHead: Send {
-    /// Bytes of the disk.
-    fn size(&self) -> u64;
-
-    /// The unit of ranges of the disk that the stream has in any order, in bytes.
-    fn unit(&self) -> u64;
-
-    /// Why it must be kept as a file before it is converted; None: it need not.
-    fn needs_file(&self) -> Option<&'static str>;
-
-    /// What reads it.
-    fn into_reader(self: Box<Self>) -> Box<dyn Reader>;
-}
-
-/// Reads a format as a stream.
-pub trait Reader: Send {
-    /// The block at offset `at` of the stream. All but the last one have the same length.
-    fn block(&mut self, at: u64, block: Block, sink: &mut Sink<'_>) -> Result<(), Fault>;
-
-    /// The stream has ended after `length` bytes. Returns the size of the disk in bytes.
-    fn end(&mut self, length: u64, sink: &mut Sink<'_>) -> Result<u64, Fault>;
-}
 
 options! {
     /// How to convert a stream.
@@ -145,9 +87,18 @@ pub fn convert_stream<G: IntoControlFlow>(
     let (engine, workers) = (options.engine, options.workers);
     let (size, resize) = (stream.size(), stream_options.resize);
     let pool = Pool::new(stream.block_len().max(target.cluster_size()) as usize);
-    let mut stream_options = stream_options;
-    let backing = stream_options.backing.take();
-    let (bytes, reader) = stream.into_reader(stream_options, backing.is_some(), pool.clone());
+    let StreamOptions {
+        backing,
+        spill,
+        most,
+        ..
+    } = stream_options;
+    let reading = Reading {
+        has_backing: backing.is_some(),
+        spill,
+        pool: pool.clone(),
+    };
+    let (bytes, reader) = stream.into_reader(most, reading);
     let channel = Arc::new(Channel::new(WAITING));
     let job = Arc::new(Job {
         channel: channel.clone(),
@@ -210,7 +161,7 @@ fn read(
     let mut offset = 0;
     let mut step = || -> Result<u64, Fault> {
         loop {
-            let block = pool.block(|out| block::read_full(&mut *bytes, out))?;
+            let block = pool.block(|out| read_full(&mut *bytes, out))?;
             if block.is_empty() {
                 break;
             }

@@ -1,10 +1,8 @@
 //! A raw image as a stream.
 
-use super::Reader;
-use super::block::Block;
-use super::piece::{Fault, Sink};
 use crate::Error;
 use crate::drivers::signature::{INNER, PROBED_BYTES, TAIL_BYTES};
+use crate::drivers::stream::{Block, Fault, Reader, Sink};
 use crate::drivers::{check_inner, check_tail, is_partitioned};
 
 /// Reads a raw image, whose size is known when it has ended.

@@ -5,15 +5,12 @@ use std::fs::File;
 use std::io::{self, Cursor, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use super::block::{BLOCK, Pool, read_full};
-use super::qcow2::{Qcow2Head, Qcow2Reader};
 use super::raw::RawReader;
-use super::{Reader, StreamFormat, StreamHead, StreamOptions};
 use crate::block::{Device, OpenOptions, Policy};
 use crate::codec::{StreamCompression, Unpack};
 use crate::drivers::signature::PROBED_BYTES;
+use crate::drivers::stream::{BLOCK, Reader, Reading, StreamHead, read_full};
 use crate::drivers::{BackingName, Format, probe_head};
 use crate::names::Source;
 use crate::storage::{Queue, is_zero};
@@ -37,8 +34,7 @@ pub struct ImageStream {
 /// What the first bytes say.
 enum Head {
     Raw,
-    Qcow2(Box<Qcow2Head>),
-    Registered(Box<dyn StreamHead>),
+    Image(Box<dyn StreamHead>),
     /// It must be kept as a file.
     Other(&'static str),
 }
@@ -77,15 +73,11 @@ impl ImageStream {
         };
         let found = if format == Format::RAW {
             Head::Raw
-        } else if format == Format::QCOW2 {
-            let needed = Qcow2Head::needed(&head)?;
-            fill(&mut *reader, &mut head, needed)?;
-            Head::Qcow2(Box::new(Qcow2Head::read(queue, &head, policy)?))
-        } else if let Some(stream) = StreamFormat::named(format.name())
-            && let Some(needed) = (stream.needed)(&head)
+        } else if let Some(stream) = format.driver().stream
+            && let Some(needed) = (stream.needed)(&head)?
         {
             fill(&mut *reader, &mut head, needed)?;
-            Head::Registered((stream.open)(&head, policy)?)
+            Head::Image((stream.open)(queue, &head, policy.limits())?)
         } else {
             Head::Other(format.name())
         };
@@ -107,15 +99,14 @@ impl ImageStream {
     pub fn size(&self) -> Option<u64> {
         match &self.head {
             Head::Raw | Head::Other(_) => None,
-            Head::Qcow2(head) => Some(head.size()),
-            Head::Registered(head) => Some(head.size()),
+            Head::Image(head) => Some(head.size()),
         }
     }
 
     /// The backing file that the image names.
     pub fn backing(&self) -> Option<BackingName<'_>> {
         match &self.head {
-            Head::Qcow2(head) => head.backing(),
+            Head::Image(head) => head.backing(),
             _ => None,
         }
     }
@@ -123,23 +114,22 @@ impl ImageStream {
     /// The data file that the image names, if its data are in another file.
     pub fn data_file(&self) -> Option<&[u8]> {
         match &self.head {
-            Head::Qcow2(head) => head.data_file(),
+            Head::Image(head) => head.data_file(),
             _ => None,
         }
     }
 
     /// Why it must be kept as a file before it is converted; None: it need not.
     pub fn needs_file(&self) -> Option<String> {
-        let only = |what| Some(format!("{what}: it can only be converted from a file"));
         match &self.head {
             Head::Other(name) => Some(format!(
                 "An image of format '{name}' cannot be converted from a stream as it comes"
             )),
-            Head::Qcow2(head) if head.has_data_file() => {
-                only("The image has an external data file")
+            Head::Image(head) => {
+                let what = head.needs_file()?;
+                Some(format!("{what}: it can only be converted from a file"))
             }
-            Head::Registered(head) => head.needs_file().and_then(only),
-            _ => None,
+            Head::Raw => None,
         }
     }
 
@@ -148,8 +138,7 @@ impl ImageStream {
     pub fn unit(&self) -> u64 {
         match &self.head {
             Head::Raw | Head::Other(_) => 1,
-            Head::Qcow2(head) => head.unit(),
-            Head::Registered(head) => head.unit(),
+            Head::Image(head) => head.unit(),
         }
     }
 
@@ -214,27 +203,22 @@ impl ImageStream {
     /// Bytes of its blocks: whole clusters.
     pub(super) fn block_len(&self) -> u64 {
         match &self.head {
-            Head::Qcow2(head) => head.cluster_size().max(BLOCK as u64),
+            Head::Image(head) => head.block_unit().max(BLOCK as u64),
             _ => BLOCK as u64,
         }
     }
 
-    /// The bytes, and what reads them.
+    /// The bytes, and what reads them: a raw image has at most `most` bytes.
     pub(super) fn into_reader(
         self,
-        options: StreamOptions,
-        has_backing: bool,
-        pool: Arc<Pool>,
+        most: u64,
+        reading: Reading,
     ) -> (Box<dyn Read + Send>, Box<dyn Reader>) {
         let reader: Box<dyn Reader> = match self.head {
             Head::Raw | Head::Other(_) => {
-                let most = options.most.min(self.most);
-                Box::new(RawReader::new(most, self.is_guessed))
+                Box::new(RawReader::new(most.min(self.most), self.is_guessed))
             }
-            Head::Qcow2(head) => {
-                Box::new(Qcow2Reader::new(*head, has_backing, options.spill, pool))
-            }
-            Head::Registered(head) => head.into_reader(),
+            Head::Image(head) => head.into_reader(reading),
         };
         (self.reader, reader)
     }

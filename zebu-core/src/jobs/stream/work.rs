@@ -3,11 +3,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::block::BLOCK;
-use super::piece::{Clusters, Content, Piece};
 use crate::block::Device;
 use crate::drivers::CompressedData;
-use crate::jobs::channel::Channel;
+use crate::drivers::stream::{BLOCK, Channel, Clusters, Content, Piece};
 use crate::jobs::convert::{self, ConvertError, Output, Part};
 use crate::jobs::rate_limiter::RateLimiter;
 use crate::jobs::sequencer::Ticket;
@@ -34,7 +32,8 @@ impl workers::Job for Job {
     }
 
     async fn worker(&self, queue: &Queue) {
-        while let Some((ticket, piece)) = self.channel.next(&self.output.sequencer).await {
+        let sequencer = &self.output.sequencer;
+        while let Some((ticket, piece)) = self.channel.next(|pop| sequencer.take(pop)).await {
             match self.store(queue, piece, ticket).await {
                 Ok(stored) => self.cursor.finish(&stored).await,
                 Err(error) => {

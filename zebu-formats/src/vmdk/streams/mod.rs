@@ -4,16 +4,15 @@ mod read;
 mod write;
 
 use super::stream::StreamStart;
-use crate::jobs::StreamFormat;
+use crate::drivers::stream::StreamFormat;
 
 /// How they are read and written.
 pub static STREAM: StreamFormat = StreamFormat {
-    name: "vmdk",
-    needed: read::needed,
-    open: |head, policy| Ok(Box::new(read::VmdkHead::read(head, policy)?)),
-    write: |size, options| {
+    needed: |head| Ok(read::needed(head)),
+    open: |_, head, limits| Ok(Box::new(read::VmdkHead::read(head, limits)?)),
+    write: Some(|size, options| {
         Ok(Box::new(write::Grains::new(StreamStart::new(
             size, options,
         )?)))
-    },
+    }),
 };

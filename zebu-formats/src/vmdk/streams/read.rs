@@ -8,14 +8,14 @@
 use std::collections::HashMap;
 
 use crate::codec::{Inflater, Stream};
-use crate::jobs::stream::{Block, Fault, Reader, Sink, StreamHead};
+use crate::drivers::Limits;
+use crate::drivers::stream::{Block, Fault, Reader, Reading, Sink, StreamHead};
 use crate::vmdk::descriptor::{Identity, text};
 use crate::vmdk::header::{
     DIRECTORY_MARKER, Entries, FOOTER_MARKER, HOSTED_MAGIC, HostedHeader, Layout, MARKER_BYTES,
     SECTOR, TABLE_MARKER,
 };
 use crate::{Error, Result};
-use zebu_core::Policy;
 
 /// Bytes of the longest start that is read at once: header and descriptor.
 const MAX_HEAD: u64 = 1 << 20;
@@ -58,14 +58,14 @@ impl VmdkHead {
     }
 
     /// Reads the start of a stream, of which [`needed`] has said that it is one.
-    pub fn read(head: &[u8], policy: &Policy) -> Result<Self> {
+    pub fn read(head: &[u8], limits: Option<&Limits>) -> Result<Self> {
         let header = HostedHeader::decode(head);
         let layout = header.layout(u64::MAX)?;
         let descriptor = header.embedded_descriptor().unwrap_or(0..0);
         let descriptor = head.get(descriptor.start as usize..descriptor.end as usize);
         let descriptor = descriptor.ok_or_else(|| cut_off(head.len() as u64))?;
         let has_parent = Identity::decode(text(descriptor))?.parent_cid != NO_PARENT;
-        if let Some(limits) = policy.limits() {
+        if let Some(limits) = limits {
             limits.check_size(layout.sectors * SECTOR)?;
         }
         if layout.directory_len > MAX_DIRECTORY {
@@ -92,7 +92,7 @@ impl StreamHead for VmdkHead {
         self.has_parent.then_some("The image has a parent")
     }
 
-    fn into_reader(self: Box<Self>) -> Box<dyn Reader> {
+    fn into_reader(self: Box<Self>, _: Reading) -> Box<dyn Reader> {
         Box::new(VmdkReader::new(*self))
     }
 }

@@ -2,7 +2,7 @@
 //! directory, footer.
 
 use crate::Result;
-use crate::jobs::export::{PackedOrder, Pipe, changed};
+use crate::drivers::stream::{PackedOrder, Pipe, changed};
 use crate::vmdk::header::SECTOR;
 use crate::vmdk::stream::{
     GRAIN_BYTES, StreamStart, TABLE, grain_directory, grain_table, push_grain,

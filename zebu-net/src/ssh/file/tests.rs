@@ -19,9 +19,9 @@ use super::Ssh;
 use super::connection::Connection;
 use super::options::{HostKeyCheck, SshOptions, SshServer};
 use super::program::Program;
-use crate::jobs::{self, CreateQcow2};
 use crate::storage::{Buffer, CacheMode, Queue, QueueOptions, Storage, set_len, write_slice};
 use zebu_core::block::{Device, OpenOptions};
+use zebu_core::jobs::{self, CreateQcow2};
 
 use zebu_testkit::Rng;
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use super::channel::Channel;
 use crate::Error;
-use crate::jobs::channel::Channel;
 use crate::lock;
 use crate::storage::Buffer;
 

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use super::sequencer::{Sequencer, Ticket};
 use crate::lock;
 
 /// A queue of values, each of which takes up some bytes.
@@ -21,7 +20,7 @@ pub struct Channel<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    values: VecDeque<(usize, T)>,
+    values: VecDeque<Measured<T>>,
     bytes: usize,
     /// No more values come.
     ended: bool,
@@ -29,6 +28,11 @@ struct State<T> {
     stopped: bool,
     waiting: Vec<Waker>,
 }
+
+/// A value and its bytes.
+type Measured<T> = (usize, T);
+/// Takes the next value out of a channel.
+type Pop<'a, T> = &'a mut dyn FnMut() -> Option<Measured<T>>;
 
 /// The receivers take no more values.
 #[derive(Debug)]
@@ -116,27 +120,27 @@ impl<T> Channel<T> {
         }
     }
 
-    /// The next value, with a ticket in the order of the values. None: there are no more.
-    pub(in crate::jobs) async fn next<'a>(
+    /// The next value, with what `take` adds to it: it is called under the lock, so that what it takes has
+    /// the order of the values. None: there are no more.
+    pub async fn next<A>(
         &self,
-        sequencer: &'a Sequencer,
-    ) -> Option<(Ticket<'a>, T)> {
-        std::future::poll_fn(|context| self.poll(sequencer, context)).await
+        take: impl Fn(Pop<'_, T>) -> Option<(A, Measured<T>)>,
+    ) -> Option<(A, T)> {
+        std::future::poll_fn(|context| self.poll(&take, context)).await
     }
 
-    fn poll<'a>(
+    fn poll<A>(
         &self,
-        sequencer: &'a Sequencer,
+        take: impl Fn(Pop<'_, T>) -> Option<(A, Measured<T>)>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<(Ticket<'a>, T)>> {
+    ) -> Poll<Option<(A, T)>> {
         let mut state = lock(&self.state);
-        // The ticket is taken under the lock, so that both have the same order.
-        match sequencer.take(|| state.values.pop_front()) {
-            Some((ticket, (bytes, value))) => {
+        match take(&mut || state.values.pop_front()) {
+            Some((added, (bytes, value))) => {
                 state.bytes -= bytes;
                 drop(state);
                 self.space.notify_one();
-                Poll::Ready(Some((ticket, value)))
+                Poll::Ready(Some((added, value)))
             }
             None if state.ended || state.stopped => Poll::Ready(None),
             None => {
@@ -166,11 +170,9 @@ mod tests {
             sender.end();
         });
         let queue = Queue::new(QueueOptions::default()).unwrap();
-        let sequencer = Sequencer::default();
         let got = queue.block_on(async {
             let mut got = Vec::new();
-            while let Some((ticket, n)) = channel.next(&sequencer).await {
-                ticket.wait().await;
+            while let Some(((), n)) = channel.next(|pop| Some(((), pop()?))).await {
                 got.push(n);
             }
             got
@@ -188,8 +190,8 @@ mod tests {
         std::thread::spawn(move || stopper.stop()).join().unwrap();
         thread.join().unwrap();
         let queue = Queue::new(QueueOptions::default()).unwrap();
-        let sequencer = Sequencer::default();
-        assert!(queue.block_on(channel.next(&sequencer)).is_none());
+        let next = channel.next(|pop| Some(((), pop()?)));
+        assert!(queue.block_on(next).is_none());
         assert!(channel.receive().is_none());
     }
 }

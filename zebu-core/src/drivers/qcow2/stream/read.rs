@@ -11,18 +11,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Reader;
-use super::block::{Block, Pool};
-use super::held::{Held, Spill};
-use super::piece::{Fault, Sink};
-use crate::block::Policy;
 use crate::codec::{self, Inflater, Stream};
-use crate::drivers::BackingName;
 use crate::drivers::qcow2::OpenImage;
 use crate::drivers::qcow2::structures::{
     CompressedCluster, Compression, Geometry, Header, L1Entry, L2Entry, RefcountTableEntry,
     SubclusterKind,
 };
+use crate::drivers::stream::{Block, Fault, Held, Pool, Reader, Reading, Sink, StreamHead};
+use crate::drivers::{BackingName, Limits};
 use crate::storage::{Memory, Queue};
 use crate::{Error, Result};
 
@@ -46,49 +42,50 @@ impl Qcow2Head {
     }
 
     /// Reads the header, with the checks of a file.
-    pub fn read(queue: &Queue, head: &[u8], policy: &Policy) -> Result<Self> {
+    pub fn read(queue: &Queue, head: &[u8], limits: Option<&Limits>) -> Result<Self> {
         let file = Arc::new(Memory::new(head.to_vec()));
         let image = queue.block_on(OpenImage::new(queue, file))?;
-        if let Some(limits) = policy.limits() {
+        if let Some(limits) = limits {
             limits.check_header(image.header(), 0)?;
         }
         image.refuse_encrypted()?;
         let (header, geometry) = (image.header().clone(), *image.geometry());
         Ok(Qcow2Head { header, geometry })
     }
+}
 
-    /// Bytes of the disk.
-    pub fn size(&self) -> u64 {
+impl StreamHead for Qcow2Head {
+    fn size(&self) -> u64 {
         self.geometry.virtual_size()
     }
 
-    /// The unit of the mapping in bytes.
-    pub fn unit(&self) -> u64 {
+    fn unit(&self) -> u64 {
         self.geometry.subcluster_size()
     }
 
-    /// Bytes of a cluster.
-    pub fn cluster_size(&self) -> u64 {
+    fn block_unit(&self) -> u64 {
         self.geometry.cluster_size()
     }
 
-    /// Whether data are in another file.
-    pub fn has_data_file(&self) -> bool {
-        self.header.has_data_file()
-    }
-
-    /// The name of that file.
-    pub fn data_file(&self) -> Option<&[u8]> {
-        let name = self.header.extensions.data_file();
-        name.filter(|_| self.has_data_file())
-    }
-
-    /// The backing file.
-    pub fn backing(&self) -> Option<BackingName<'_>> {
+    fn backing(&self) -> Option<BackingName<'_>> {
         Some(BackingName {
             name: self.header.backing_file()?,
             format: self.header.extensions.backing_format(),
         })
+    }
+
+    fn data_file(&self) -> Option<&[u8]> {
+        let name = self.header.extensions.data_file();
+        name.filter(|_| self.header.has_data_file())
+    }
+
+    fn needs_file(&self) -> Option<&'static str> {
+        let has_data_file = self.header.has_data_file();
+        has_data_file.then_some("The image has an external data file")
+    }
+
+    fn into_reader(self: Box<Self>, reading: Reading) -> Box<dyn Reader> {
+        Box::new(Qcow2Reader::new(*self, reading))
     }
 }
 
@@ -166,8 +163,13 @@ pub struct Qcow2Reader {
 
 impl Qcow2Reader {
     /// Of an image with this header.
-    pub fn new(head: Qcow2Head, has_backing: bool, spill: Option<Spill>, pool: Arc<Pool>) -> Self {
+    pub fn new(head: Qcow2Head, reading: Reading) -> Self {
         let Qcow2Head { header, geometry } = head;
+        let Reading {
+            has_backing,
+            spill,
+            pool,
+        } = reading;
         let compression = match header.compression {
             Compression::Zlib => codec::Compression::Zlib,
             Compression::Zstd => codec::Compression::Zstd,

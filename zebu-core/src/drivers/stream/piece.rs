@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block::{BLOCK, Block};
+use super::channel::{Channel, Stopped};
 use crate::Error;
 use crate::codec::Inflater;
-use crate::jobs::channel::{Channel, Stopped};
 
 /// Bytes of the disk that wait for workers at most.
 pub const WAITING: usize = 12 << 20;
@@ -19,6 +19,7 @@ const BACKING: u64 = 16 << 20;
 pub struct Piece {
     /// Where it starts on the disk.
     pub guest: u64,
+    /// What it reads as.
     pub content: Content,
 }
 
@@ -38,11 +39,13 @@ pub enum Content {
 /// Compressed clusters that follow each other on the disk.
 #[derive(Debug)]
 pub struct Clusters {
+    /// How they are inflated.
     pub inflater: Inflater,
     /// Bytes of the disk that they are: the last cluster may reach past its end.
     pub length: u64,
     /// Where each is in `bytes`, and where it was in the stream.
     pub places: Vec<(Range<usize>, u64)>,
+    /// Their data.
     pub bytes: Vec<u8>,
 }
 
