@@ -1,10 +1,10 @@
 //! Copy: a part of one device to the start of another, as dd does.
 
-use super::packing::Packing;
 use super::target::Target;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::Error;
 use crate::block::Device;
+use crate::drivers::stream::Packing;
 use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::{EngineKind, Queue};
 

@@ -42,7 +42,6 @@ mod join_set;
 mod measure;
 pub(crate) mod new_image;
 mod open;
-mod packing;
 mod rate_limiter;
 mod rebase;
 mod sequencer;

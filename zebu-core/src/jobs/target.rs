@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::export::OutStream;
-use super::packing::Packing;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
+use crate::drivers::stream::Packing;
 use crate::drivers::{AfterClose, AnyImage, NewImage};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};

@@ -2,6 +2,7 @@
 
 pub(crate) mod create;
 mod resize;
+mod stream;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use super::{
     AnyImage, Changing, Clear, Context, CreateOption, Driver, Extent, Format, FormatImage, Gate,
     Holes, Mapping, OpenRequest, Preallocation, StorageId,
 };
+pub use stream::RawStream;
+
 use crate::offset::HostOffset;
 use crate::storage::{self, Event, Iov, LockRequest, Queue, Storage};
 use crate::{Error, Result};

@@ -2,11 +2,13 @@
 //! convert from and to streams are in `jobs/stream` and `jobs/export`.
 //!
 //! Reading: `block`: parts of the stream; `held`: what came before its use was known; `piece`: what a reader
-//! hands to the workers, by a `channel`. Writing: `pipe`.
+//! hands to the workers, by a `channel`. Writing: `packing`: how data are
+//! compressed; `pipe`: bytes on their way.
 
 mod block;
 mod channel;
 mod held;
+mod packing;
 mod piece;
 mod pipe;
 
@@ -16,6 +18,7 @@ use std::sync::Arc;
 pub use block::{BLOCK, Block, Pool, read_full};
 pub use channel::{Channel, Stopped};
 pub use held::{Held, Spill};
+pub use packing::Packing;
 pub use piece::{Clusters, Content, Fault, Piece, Sink, WAITING};
 pub use pipe::{Pipe, Slice, StreamSink, changed};
 
@@ -37,7 +40,7 @@ pub struct StreamFormat {
 /// Reads the head of a stream from its first bytes.
 pub type OpenStream = fn(&Queue, &[u8], Option<&Limits>) -> Result<Box<dyn StreamHead>>;
 /// Plans a new image that is written as a stream.
-pub type WriteStream = fn(u64, &CreateValues) -> Result<Box<dyn PackedOrder>>;
+pub type WriteStream = fn(u64, &CreateValues) -> Result<Box<dyn StreamImage>>;
 
 impl fmt::Debug for StreamFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,16 +97,38 @@ pub trait Reader: Send {
     fn end(&mut self, length: u64, sink: &mut Sink<'_>) -> Result<u64, Fault>;
 }
 
-/// A stream of a registered format: units of the disk in their order, each of them a whole zlib stream.
-pub trait PackedOrder: Send {
-    /// Bytes of a unit.
-    fn unit(&self) -> u64;
+/// A new image that is written as a stream.
+pub trait StreamImage: Send {
+    /// The unit of writes in bytes.
+    fn unit(&self) -> u64 {
+        1
+    }
+
+    /// How its data are compressed; None: they are stored as they are.
+    fn packing(&self) -> Option<Packing> {
+        None
+    }
+
+    /// Bytes of the stream; None: they are known when it is written.
+    fn length(&self) -> Option<u64> {
+        None
+    }
 
     /// Writes what precedes the data.
-    fn begin(&self, pipe: &mut Pipe) -> Result<()>;
+    fn begin(&mut self, pipe: &mut Pipe) -> Result<()>;
+
+    /// Writes the disk's bytes at `offset`, which follow those that were written last.
+    fn write(&mut self, _pipe: &mut Pipe, _offset: u64, _slice: &Slice) -> Result<()> {
+        Err(changed())
+    }
 
     /// Writes the compressed unit at `offset` of the disk.
-    fn write(&mut self, pipe: &mut Pipe, offset: u64, data: &[u8]) -> Result<()>;
+    fn write_packed(&mut self, _pipe: &mut Pipe, _offset: u64, _data: &[u8]) -> Result<()> {
+        Err(changed())
+    }
+
+    /// Sets the size of the disk, if that is known at its end.
+    fn set_size(&mut self, _size: u64) {}
 
     /// Writes what follows the data.
     fn finish(self: Box<Self>, pipe: &mut Pipe) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Bytes on their way into a stream, which a thread writes.
 
 use std::io::{self, Write};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -60,12 +60,14 @@ pub struct Slice {
     range: Range<usize>,
 }
 
-impl Slice {
-    /// Bytes of the range.
-    pub fn len(&self) -> usize {
-        self.range.len()
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buffer[self.range.clone()]
     }
+}
 
+impl Slice {
     /// A range of it.
     pub fn slice(&self, range: Range<usize>) -> Slice {
         let start = self.range.start;

@@ -20,11 +20,11 @@ pub use error::ConvertError;
 pub(super) use output::Output;
 
 use super::chunks::Chunks;
-use super::packing::Packing;
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers;
 use crate::block::{BitmapInfo, Device, DirtyBits};
+use crate::drivers::stream::Packing;
 use crate::progress::{IntoControlFlow, Progress};
 use crate::storage::EngineKind;
 use crate::{Result, lock};

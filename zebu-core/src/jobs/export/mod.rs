@@ -5,26 +5,23 @@
 //! compressed or zeroes to be found, by a first pass over the data. A streamOptimized VMDK has its
 //! tables after its data.
 
-mod qcow2;
 mod stream;
 
 use std::sync::Arc;
 
-pub use qcow2::Layout;
-use stream::Order;
 pub use stream::OutStream;
 
 use super::convert::{self, ConvertError, ConvertEvent, ConvertOptions};
 use super::create::CreateQcow2;
-use super::packing::Packing;
 use super::target::Target;
 use super::workers;
 use crate::block::Device;
-use crate::codec;
-use crate::drivers::qcow2::structures::Compression;
-use crate::drivers::stream::{Pipe, StreamSink};
+use crate::drivers::qcow2::stream::Layout;
+use crate::drivers::raw::RawStream;
+use crate::drivers::stream::{Pipe, StreamImage, StreamSink};
 use crate::drivers::{CreateValues, Format};
 use crate::progress::{IntoControlFlow, Progress};
+use crate::storage::Queue;
 use crate::{Error, Result};
 
 /// The format of a stream that is written.
@@ -86,9 +83,9 @@ pub fn convert_to_stream<G: IntoControlFlow>(
         }
         event => on_progress(event),
     };
-    let order = plan(&sources, format, &options, |event| report(false, event))?;
+    let image = plan(&sources, format, &options, |event| report(false, event))?;
     let pipe = Pipe::new(sink).map_err(ConvertError::Engine)?;
-    let stream = OutStream::new(order, pipe).map_err(failure)?;
+    let stream = OutStream::new(image, pipe).map_err(failure)?;
     let target = Target::Stream(stream.clone());
     let report = |event| report(true, event);
     convert::convert_shared(&sources, target, &options, report)?;
@@ -106,8 +103,8 @@ pub fn measure_stream<G: IntoControlFlow>(
     options: &ConvertOptions,
     on_progress: impl FnMut(ConvertEvent) -> G,
 ) -> Result<u64, ConvertError> {
-    let order = plan(&Arc::new(sources), format, &in_order(options), on_progress)?;
-    order.length().ok_or_else(|| {
+    let image = plan(&Arc::new(sources), format, &in_order(options), on_progress)?;
+    image.length().ok_or_else(|| {
         failure(Error::Refused(
             "The length of a streamOptimized VMDK is known only when it is written".into(),
         ))
@@ -153,30 +150,23 @@ fn plan<G: IntoControlFlow>(
     format: &ExportFormat,
     options: &ConvertOptions,
     on_progress: impl FnMut(ConvertEvent) -> G,
-) -> Result<Order, ConvertError> {
+) -> Result<Box<dyn StreamImage>, ConvertError> {
     let size = total(sources)?;
     let image = match format {
         ExportFormat::Raw if options.compress.is_some() => {
             return Err(ConvertError::NotCompressible);
         }
-        ExportFormat::Raw => return Ok(Order::raw(size)),
+        ExportFormat::Raw => return Ok(Box::new(RawStream::new(size))),
         ExportFormat::Vmdk(values) => {
             let vmdk = Format::named("vmdk").and_then(|format| format.driver().stream?.write);
-            let order = vmdk.ok_or_else(no_vmdk)?(size, values).map_err(failure)?;
-            return Ok(Order::Packed(order));
+            return vmdk.ok_or_else(no_vmdk)?(size, values).map_err(failure);
         }
         ExportFormat::Qcow2 { image, .. } => CreateQcow2 {
             size,
             ..(**image).clone()
         },
     };
-    let packing = options.compress.map(|_| {
-        Packing::Shorter(match image.compression {
-            Compression::Zlib => codec::Compression::Zlib,
-            Compression::Zstd => codec::Compression::Zstd,
-        })
-    });
-    let mut layout = Layout::new(&image, packing).map_err(failure)?;
+    let mut layout = Layout::new(&image, options.compress.is_some()).map_err(failure)?;
     if is_scanned(format, options) {
         let survey = OutStream::survey(layout);
         let target = Target::Stream(survey.clone());
@@ -186,9 +176,35 @@ fn plan<G: IntoControlFlow>(
         layout.push_range(0, size);
     } else {
         let queue = workers::queue(options.engine).map_err(ConvertError::Engine)?;
-        queue.block_on(layout.survey_map(&queue, sources))?;
+        queue.block_on(survey_map(&mut layout, &queue, sources))?;
     }
-    Ok(Order::qcow2(layout))
+    Ok(layout.into_image())
+}
+
+/// Adds the clusters of which the mapping does not say that they are zero.
+async fn survey_map(
+    layout: &mut Layout,
+    queue: &Queue,
+    sources: &[Device],
+) -> Result<(), ConvertError> {
+    let mut base = 0;
+    for source in sources {
+        let mut at = 0;
+        while at < source.size() {
+            let status = source.status(queue, at, source.size() - at).await;
+            let status = status.map_err(|source| ConvertError::Read {
+                offset: base + at,
+                source,
+            })?;
+            let end = at + status.length.max(1);
+            if !status.zero {
+                layout.push_range(base + at, base + end);
+            }
+            at = end;
+        }
+        base += source.size();
+    }
+    Ok(())
 }
 
 impl Target {
@@ -198,7 +214,7 @@ impl Target {
     /// # Errors
     /// If no thread can be started.
     pub fn raw_stream(sink: Box<dyn StreamSink>) -> Result<Target> {
-        let stream = OutStream::new(Order::raw(0), Pipe::new(sink)?)?;
+        let stream = OutStream::new(Box::new(RawStream::default()), Pipe::new(sink)?)?;
         Ok(Target::Stream(stream))
     }
 }

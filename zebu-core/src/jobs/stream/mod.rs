@@ -15,11 +15,11 @@ pub use source::{ImageStream, unpacked};
 use work::Job;
 
 use super::convert::{ConvertError, ConvertEvent, ConvertOptions, Output};
-use super::packing::Packing;
 use super::rate_limiter::RateLimiter;
 use super::target::Target;
 use super::workers::{self, Cursor};
 use crate::block::{Device, Preallocation};
+use crate::drivers::stream::Packing;
 use crate::drivers::stream::{
     Channel, Fault, Piece, Pool, Reader, Reading, Sink, Spill, WAITING, read_full,
 };

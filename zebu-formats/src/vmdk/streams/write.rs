@@ -2,7 +2,7 @@
 //! directory, footer.
 
 use crate::Result;
-use crate::drivers::stream::{PackedOrder, Pipe, changed};
+use crate::drivers::stream::{Packing, Pipe, StreamImage, changed};
 use crate::vmdk::header::SECTOR;
 use crate::vmdk::stream::{
     GRAIN_BYTES, StreamStart, TABLE, grain_directory, grain_table, push_grain,
@@ -45,16 +45,20 @@ impl Grains {
     }
 }
 
-impl PackedOrder for Grains {
+impl StreamImage for Grains {
     fn unit(&self) -> u64 {
         GRAIN_BYTES
     }
 
-    fn begin(&self, pipe: &mut Pipe) -> Result<()> {
+    fn packing(&self) -> Option<Packing> {
+        Some(Packing::Zlib)
+    }
+
+    fn begin(&mut self, pipe: &mut Pipe) -> Result<()> {
         Ok(pipe.send(self.start.bytes())?)
     }
 
-    fn write(&mut self, pipe: &mut Pipe, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_packed(&mut self, pipe: &mut Pipe, offset: u64, data: &[u8]) -> Result<()> {
         let grain = offset / GRAIN_BYTES;
         let (table, entry) = (grain / TABLE, (grain % TABLE) as usize);
         while (self.directory.len() as u64) < table {

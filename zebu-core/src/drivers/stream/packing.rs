@@ -4,7 +4,7 @@ use crate::codec::Compression;
 
 /// How an image stores compressed data.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Packing {
+pub enum Packing {
     /// As streams that are shorter than their clusters; a cluster that does not shrink is written
     /// as it is.
     Shorter(Compression),

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::Device;
+use super::write::InLayout;
+use crate::codec;
+use crate::drivers::Preallocation;
+use crate::drivers::qcow2::create::CreateQcow2;
 use crate::drivers::qcow2::structures::{
-    Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountSpace, RefcountTableEntry,
+    Compression, Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountSpace,
+    RefcountTableEntry,
 };
-use crate::drivers::stream::Pipe;
-use crate::jobs::convert::ConvertError;
-use crate::jobs::packing::Packing;
-use crate::jobs::{CreateQcow2, Preallocation};
+use crate::drivers::stream::{Packing, Pipe, StreamImage};
 use crate::offset::HostOffset;
-use crate::storage::Queue;
 use crate::{Error, Result};
 
 /// Clusters of the disk of the largest image.
@@ -128,11 +128,11 @@ impl Places {
 }
 
 impl Layout {
-    /// Of an image without data.
+    /// Of an image without data; what it gets is compressed if `compress`.
     ///
     /// # Errors
     /// If the image has options that a stream cannot have.
-    pub(in crate::jobs) fn new(image: &CreateQcow2, packing: Option<Packing>) -> Result<Self> {
+    pub fn new(image: &CreateQcow2, compress: bool) -> Result<Self> {
         let refused = |what: &str| {
             Err(Error::Refused(format!(
                 "A qcow2 image that is written to a stream cannot have {what}"
@@ -156,7 +156,10 @@ impl Layout {
         Ok(Layout {
             header,
             geometry,
-            packing,
+            packing: compress.then_some(Packing::Shorter(match image.compression {
+                Compression::Zlib => codec::Compression::Zlib,
+                Compression::Zstd => codec::Compression::Zstd,
+            })),
             entries: Vec::new(),
         })
     }
@@ -167,7 +170,7 @@ impl Layout {
     }
 
     /// How clusters are compressed.
-    pub(in crate::jobs) fn packing(&self) -> Option<Packing> {
+    pub fn packing(&self) -> Option<Packing> {
         self.packing
     }
 
@@ -177,7 +180,7 @@ impl Layout {
     }
 
     /// Adds what follows.
-    pub fn push(&mut self, stored: Stored) {
+    fn push(&mut self, stored: Stored) {
         // More would have the bit of compressed ones.
         const MOST: u64 = 1 << 30;
         if let Stored::Plain { first, count } = stored
@@ -218,30 +221,15 @@ impl Layout {
         }
     }
 
-    /// Adds the clusters of which the mapping does not say that they are zero.
-    pub async fn survey_map(
-        &mut self,
-        queue: &Queue,
-        sources: &[Device],
-    ) -> Result<(), ConvertError> {
-        let mut base = 0;
-        for source in sources {
-            let mut at = 0;
-            while at < source.size() {
-                let status = source.status(queue, at, source.size() - at).await;
-                let status = status.map_err(|source| ConvertError::Read {
-                    offset: base + at,
-                    source,
-                })?;
-                let end = at + status.length.max(1);
-                if !status.zero {
-                    self.push_range(base + at, base + end);
-                }
-                at = end;
-            }
-            base += source.size();
-        }
-        Ok(())
+    /// Adds the compressed cluster at `offset` of the disk, of so many bytes.
+    pub fn push_packed(&mut self, offset: u64, length: u64) {
+        let cluster = offset / self.cluster_size();
+        self.push(Stored::Compressed { cluster, length });
+    }
+
+    /// The image, which is written next.
+    pub fn into_image(self) -> Box<dyn StreamImage> {
+        Box::new(InLayout::new(self))
     }
 
     /// The places of data, from the first on.
