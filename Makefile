@@ -24,11 +24,17 @@ RELIABILITY ?=
 #
 #   make stores         those that can be had here; a test that lacks its server is skipped
 
+# QEMU's own tests of qemu-img and qemu-io, with zebu in their places:
+#
+#   make iotests        those that pass; IOTESTS="214 271" others
+
+IOTESTS ?=
+
 # The libraries for other languages, and the adapters for virtual machine monitors:
 #
 #   make bindings       PROFILE=release as they are used
 
-.PHONY: bench bench-quick bench-build reliability stores bindings
+.PHONY: bench bench-quick bench-build reliability iotests stores bindings
 
 bench: bench-build
 	$(ZEBU_BENCH) run --dir $(BENCH_DIR) $(BENCH_FLAGS) $(EXPERIMENTS)
@@ -43,6 +49,10 @@ bench-build:
 
 reliability:
 	sh scripts/reliability.sh $(RELIABILITY)
+
+iotests:
+	cargo build -p zebu-cli
+	sh scripts/iotests.sh $(IOTESTS)
 
 stores:
 	sh scripts/stores.sh
