@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use zebu::internal::printable;
+
 /// A result with an [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -19,7 +21,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A disk or an image of the set.
-    #[error("{name}: {source}")]
+    #[error("{}: {source}", printable(.name.as_bytes()))]
     Image {
         /// The disk or the file.
         name: String,
@@ -27,10 +29,10 @@ pub enum Error {
         source: zebu::Error,
     },
     /// The set is not as its manifest says, or the request makes no sense.
-    #[error("{0}")]
+    #[error("{}", printable(.0.as_bytes()))]
     Refused(String),
     /// A backup that was verified is not what the disk has: its bitmap has missed a change.
-    #[error("{disk}: the backup differs from the disk at byte {offset}")]
+    #[error("{}: the backup differs from the disk at byte {offset}", printable(.disk.as_bytes()))]
     Differs {
         /// The disk.
         disk: String,
@@ -39,7 +41,7 @@ pub enum Error {
     },
     /// Another program wrote to a disk while it was read, so what was read may be a mixture of two
     /// states of it.
-    #[error("{disk}: {what}: back it up again when no program writes to it")]
+    #[error("{}: {what}: back it up again when no program writes to it", printable(.disk.as_bytes()))]
     Changed {
         /// The disk.
         disk: String,

@@ -5,13 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::drivers::qcow2::structures::FormatError;
-use crate::printable;
+use crate::printable::{printable, printable_message};
 
 /// A result with an [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed. `Display` is one line without a final full stop, QEMU's message where
-/// QEMU has one; that of [`Error::Locked`] has two lines, also with a context.
+/// QEMU has one; that of [`Error::Locked`] has two lines, also with a context, as few other messages have in
+/// QEMU. What names would do to a terminal, or to the lines, is escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -22,7 +23,7 @@ pub enum Error {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// The mapping of a guest offset is wrong.
-    #[error("Image is corrupt: {what} (guest offset {guest:#x})")]
+    #[error("Image is corrupt: {} (guest offset {guest:#x})", printable(.what.as_bytes()))]
     Corrupt {
         /// Guest offset in bytes.
         guest: u64,
@@ -30,7 +31,7 @@ pub enum Error {
         what: String,
     },
     /// A compressed cluster does not inflate.
-    #[error("Compressed cluster at guest offset {guest:#x} (host offset {host:#x}): {source}")]
+    #[error("Compressed cluster at guest offset {guest:#x} (host offset {host:#x}): {}", printable(.source.to_string().as_bytes()))]
     Compressed {
         /// Guest offset of the cluster in bytes.
         guest: u64,
@@ -91,7 +92,7 @@ pub enum Error {
     #[error(transparent)]
     Limit(#[from] LimitExceeded),
     /// The request is not supported, makes no sense, or the caller's policy forbids it.
-    #[error("{0}")]
+    #[error("{}", printable_message(.0))]
     Refused(String),
     /// A file, an export of a server or an object could not be opened.
     #[error("Could not open '{}': {source}", printable(.file.display().to_string().as_bytes()))]
@@ -103,7 +104,7 @@ pub enum Error {
     },
     /// An image in a stream that can only be read where parts of it are read in any order: its tables
     /// come too late.
-    #[error("{0}")]
+    #[error("{}", printable_message(.0))]
     OutOfOrder(String),
     /// A failure with its context.
     #[error("{}: {source}", printable(.context.as_bytes()))]
@@ -380,7 +381,7 @@ pub fn one_line(text: &str) -> String {
     line
 }
 
-/// The text of an operating-system error without Rust's "(os error N)".
+/// The text of an operating-system error without Rust's "(os error N)", that of another error on one line.
 pub fn strerror(error: &io::Error) -> impl fmt::Display {
     let text = error.to_string();
     match error.raw_os_error() {
@@ -389,7 +390,7 @@ pub fn strerror(error: &io::Error) -> impl fmt::Display {
             .next()
             .unwrap_or_default()
             .to_string(),
-        None => text,
+        None => printable_message(&text),
     }
 }
 

@@ -4,7 +4,7 @@
 pub use crate::drivers::Mapping;
 pub use crate::drivers::qcow2::{CacheOptions, OpenImage};
 pub use crate::jobs::check::check_device;
-pub use crate::printable::{printable, printable_bytes};
+pub use crate::printable::{printable, printable_bytes, printable_message};
 pub use crate::statistics::{Statistics, Totals};
 pub use crate::storage::file::{identity, sync_name};
 pub use crate::storage::host::addresses;

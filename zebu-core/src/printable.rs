@@ -26,6 +26,35 @@ pub fn printable_bytes(text: &[u8]) -> Vec<u8> {
     out
 }
 
+/// What the further lines of QEMU's messages begin with. Any other line break is one of a name.
+const FURTHER_LINES: [&str; 12] = [
+    "Is another process using the image [",
+    "Could not open backing image.",
+    "Detected format of ",
+    "This option is only supported for image creation",
+    "Optional suffix k, M, G, T, P or E means",
+    "and exabytes, respectively.",
+    "Try the 'qcow2' driver instead.",
+    "Try --skip-broken-bitmaps, or use",
+    "Use qemu-img amend to increase the",
+    "You can force-remove ",
+    "You can use 'qemu-img rebase' instead.",
+    "Try block-dirty-bitmap-remove to delete",
+];
+
+/// A message, which may have names in it that were not escaped: one line, or several where QEMU has several.
+pub fn printable_message(text: &str) -> String {
+    let mut shown = String::new();
+    for (nth, line) in text.split('\n').enumerate() {
+        if nth > 0 {
+            let is_further = FURTHER_LINES.iter().any(|start| line.starts_with(start));
+            shown += if is_further { "\n" } else { "\\n" };
+        }
+        shown += &printable(line.as_bytes());
+    }
+    shown
+}
+
 fn is_active(c: char) -> bool {
     // Separators and marks of direction, too.
     c.is_control()
@@ -54,5 +83,24 @@ mod tests {
         }
         assert_eq!(printable(b"a\xff\n"), "a\u{fffd}\\n");
         assert_eq!(printable_bytes(b"a\xff\n"), b"a\xff\\n");
+    }
+
+    #[test]
+    fn messages_have_the_lines_that_they_have_in_qemu() {
+        for (text, shown) in [
+            ("a\nb\tc", "a\\nb\\tc"),
+            (
+                "a\nb\nIs another process using the image [c\nd]?",
+                "a\\nb\nIs another process using the image [c\\nd]?",
+            ),
+            (
+                "a\nOptional suffix k, M, G, T, P or E means x\nand exabytes, respectively.",
+                "a\nOptional suffix k, M, G, T, P or E means x\nand exabytes, respectively.",
+            ),
+            ("a\nDetected format of raw.", "a\nDetected format of raw."),
+            ("a\n", "a\\n"),
+        ] {
+            assert_eq!(printable_message(text), shown);
+        }
     }
 }

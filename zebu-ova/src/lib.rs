@@ -30,7 +30,7 @@ pub use new::{NewAppliance, NewDisk};
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be read or written.
-    #[error("{}: {source}", file.display())]
+    #[error("{}: {source}", printable(&file.to_string_lossy()))]
     Io {
         /// The path of the file.
         file: PathBuf,
@@ -62,16 +62,12 @@ fn refused<T>(why: impl AsRef<str>) -> Result<T> {
     Err(Error::Refused(printable(why.as_ref())))
 }
 
-/// A message, which may have names of the appliance in it, on one line: control characters, which
-/// could drive a terminal, become escapes. A very long one is cut off.
+/// A message, which may have names of the appliance in it, on one line. A very long one is cut off.
 fn printable(text: &str) -> String {
     const MAX: usize = 4096;
-    let mut out = String::new();
-    for c in text.chars().take(MAX) {
-        match c.is_control() {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
-        }
-    }
-    out
+    let end = text
+        .char_indices()
+        .nth(MAX)
+        .map_or(text.len(), |(at, _)| at);
+    zebu_core::parts::printable(&text.as_bytes()[..end])
 }

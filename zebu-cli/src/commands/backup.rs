@@ -206,7 +206,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     match arguments.action {
         None => take(context, &arguments.take),
         Some(Action::List(list)) => print_points(&list),
-        Some(Action::Verify(verify)) => print_findings(&verify),
+        Some(Action::Verify(verify)) => print_findings(context, &verify),
         Some(Action::Restore(restore)) => restore_disk(context, &restore),
         Some(Action::Keep(keep)) => forget(&keep),
     }
@@ -369,7 +369,7 @@ fn line(mut text: String) -> Outcome {
     output::report(&text)
 }
 
-fn print_findings(arguments: &Verify) -> Outcome {
+fn print_findings(context: &Context, arguments: &Verify) -> Outcome {
     let queue = open::queue()?;
     let set = Set::open(&arguments.directory).map_err(failure)?;
     let mut steps = Steps::new(arguments.progress && !arguments.quiet);
@@ -387,8 +387,10 @@ fn print_findings(arguments: &Verify) -> Outcome {
         }
         return Ok(0);
     }
-    let lines: Vec<_> = found.iter().map(|finding| &*finding.text).collect();
-    Err(Failure::new(lines.join("\n")).with_status(2))
+    for finding in &found {
+        context.say(&finding.text);
+    }
+    Ok(2)
 }
 
 /// What was verified of a sound set, in a line.

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::{CommandFactory, Parser};
-use zebu::block::Format;
+use zebu::block::{Format, Preallocation};
 use zebu::jobs::{
     self, ConvertError, ConvertOptions, ExportFormat, Measure, MeasureTarget, Qcow2Target,
 };
@@ -73,17 +73,15 @@ pub struct Arguments {
     names: Vec<OsString>,
 }
 
-/// Formats that qemu-img cannot measure.
-const WITHOUT_MEASURE: [&str; 9] = [
-    "vdi",
-    "vmdk",
-    "vpc",
-    "vhdx",
-    "qcow",
-    "qed",
-    "parallels",
-    "file",
-    "host_device",
+/// Formats that are not made here, and that qemu-img cannot measure.
+const WITHOUT_MEASURE: [&str; 5] = ["qcow", "qed", "parallels", "file", "host_device"];
+
+/// The options of qcow2 that a size depends on. The values of others are not looked at, as in QEMU.
+const MEASURED: [&str; 4] = [
+    "cluster_size",
+    "refcount_bits",
+    "preallocation",
+    "extended_l2",
 ];
 
 /// Runs the command.
@@ -131,7 +129,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     let (measured, stream) = match (name, size) {
         (Some(name), _) => measure_image(context, &arguments, name)?,
         (None, size) => {
-            let target = measured_as(&target(context, &arguments)?);
+            let target = measured_as(&target(context, &arguments)?)?;
             let measured = jobs::measure_size(size.unwrap_or(0), &target);
             (measured.map_err(|e| Failure::new(e.to_string()))?, None)
         }
@@ -157,18 +155,16 @@ fn measure_image(
         .map(OsStr::as_bytes)
         .map(Into::into);
     let device = open::device_with(context, &queue, name, &arguments.source, &options)?;
-    let target = target(context, arguments)?;
+    let (format, create) = target(context, arguments)?;
+    let of_image = measured_as(&(format, create.clone()))?;
     let measured = queue
-        .block_on(jobs::measure(
-            &queue,
-            &device,
-            &measured_as(&target),
-            |_| {},
-        ))
+        .block_on(jobs::measure(&queue, &device, &of_image, |_| {}))
         .map_err(|e| Failure::new(e.to_string()))?;
     if !arguments.stream {
         return Ok((measured, None));
     }
+    let target = export_format(format, &create, arguments.sparse.is_some());
+    let target = target.map_err(|e| Failure::new(e.to_string()))?;
     let sparse = super::convert::sparse_size(arguments.sparse.as_deref())?;
     let options = ConvertOptions::default().sparse(sparse);
     let length = jobs::measure_stream(vec![device], &target, &options, |_| {});
@@ -181,7 +177,7 @@ fn measure_image(
 }
 
 /// The image that is to be made.
-fn target(context: &Context, arguments: &Arguments) -> Result<ExportFormat, Failure> {
+fn target(context: &Context, arguments: &Arguments) -> Result<(Format, CreateOptions), Failure> {
     let name = arguments.target_format.as_deref().unwrap_or("raw");
     let unsupported = || {
         Failure::new(format!(
@@ -196,19 +192,58 @@ fn target(context: &Context, arguments: &Arguments) -> Result<ExportFormat, Fail
         context.say(&why);
         Failure::new(format!("Invalid options for file format '{name}'"))
     })?;
-    // A size that is too large is refused when it is measured.
-    if ![Format::RAW, Format::QCOW2].contains(&format) {
-        return Err(unsupported());
+    match [Format::RAW, Format::QCOW2].contains(&format) {
+        true => Ok((format, options)),
+        false => Err(unsupported()),
     }
-    let form = export_format(format, &options, arguments.sparse.is_some());
-    form.map_err(|e| Failure::new(e.to_string()))
 }
 
-fn measured_as(target: &ExportFormat) -> MeasureTarget {
-    match target {
-        ExportFormat::Qcow2 { image, .. } => MeasureTarget::Qcow2(Qcow2Target::from(&**image)),
-        _ => MeasureTarget::Raw,
+/// What is measured: of options of which one alone has a meaning, QEMU measures what there would be if it
+/// could be made.
+fn measured_as((format, options): &(Format, CreateOptions)) -> Result<MeasureTarget, Failure> {
+    let fail = |e: zebu::Error| Failure::new(e.to_string());
+    if *format != Format::QCOW2 {
+        export_format(*format, options, false).map_err(fail)?;
+        return Ok(MeasureTarget::Raw);
     }
+    if options.get("encrypt.format") == Some("luks") {
+        // It says that there is no encryption.
+        export_format(*format, options, false).map_err(fail)?;
+    }
+    match options.get("compat") {
+        None | Some("0.10" | "1.1") => {}
+        Some(other) => {
+            return Err(Failure::new(format!(
+                "Invalid compatibility level: '{other}'"
+            )));
+        }
+    }
+    let with = |names: &[&str]| {
+        let mut kept = CreateOptions::default();
+        for name in names {
+            if let Some(value) = options.value(name) {
+                kept.set(name, value);
+            }
+        }
+        let plan = export_format(*format, &kept, false);
+        // The option that was given, as QEMU calls it here.
+        plan.map_err(|e| Failure::new(e.to_string().replace("use version=v3", "use compat=1.1")))
+    };
+    if let Some(mode) = options.get("preallocation")
+        && Preallocation::from_name(mode).is_none()
+    {
+        return Err(Failure::new(format!("invalid parameter value: {mode}")));
+    }
+    // Extended L2 entries need another version, which QEMU does not ask here.
+    let plain = with(&["cluster_size", "refcount_bits", "compat"])?;
+    let (ExportFormat::Qcow2 { image: plain, .. }, ExportFormat::Qcow2 { image, .. }) =
+        (plain, with(&MEASURED)?)
+    else {
+        return Ok(MeasureTarget::Raw);
+    };
+    let target = Qcow2Target::from(&*image).version(Qcow2Target::from(&*plain).version);
+    let backing = options.value("backing_file").is_some();
+    Ok(MeasureTarget::Qcow2(target.backing(backing)))
 }
 
 fn to_text(measured: &Measure, stream: Option<u64>) -> String {

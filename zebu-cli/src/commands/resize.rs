@@ -132,12 +132,11 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
         ));
     }
     if new < old && !arguments.shrink {
-        return Err(Failure::new(format!(
-            "Use the --shrink option to perform a shrink operation.\n\
-             {}: warning: Shrinking an image will delete all data beyond the shrunken image's end. \
+        context.say("Use the --shrink option to perform a shrink operation.");
+        return Err(Failure::new(
+            "warning: Shrinking an image will delete all data beyond the shrunken image's end. \
              Before performing such an operation, make sure there is no important data there.",
-            context.name
-        )));
+        ));
     }
     context.end_on_stop(signals::WHOLE);
     let resized = queue.block_on(async {

@@ -34,7 +34,11 @@ fn read(context: &Context, name: &OsStr) -> Result<Appliance, Failure> {
     for warning in &appliance.warnings {
         // An error of standard error cannot be reported.
         let name = printable(name.as_bytes());
-        let _ = writeln!(std::io::stderr(), "WARNING: '{name}': {warning}");
+        let _ = writeln!(
+            std::io::stderr(),
+            "WARNING: '{name}': {}",
+            printable(warning.as_bytes())
+        );
     }
     Ok(appliance)
 }

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-pub use zebu::internal::printable;
 use zebu::internal::printable_bytes;
+pub use zebu::internal::{printable, printable_message as message};
 
 use crate::program::Context;
 
@@ -38,11 +38,11 @@ impl<T: AsRef<OsStr> + ?Sized> Shown for T {
     }
 }
 
-/// A message of one or more lines. Tabs stay, too: qemu-io quotes what was typed.
+/// A text of several lines: a name in it that may have line breaks is escaped already.
 pub fn lines(text: &str) -> String {
     let mut shown = String::new();
-    for part in text.split_inclusive(['\n', '\t']) {
-        let plain = part.trim_end_matches(['\n', '\t']);
+    for part in text.split_inclusive('\n') {
+        let plain = part.trim_end_matches('\n');
         shown += &printable(plain.as_bytes());
         shown += &part[plain.len()..];
     }

@@ -85,7 +85,7 @@ impl Context {
             std::io::stderr(),
             "{}: {}",
             self.name,
-            printed::lines(&message)
+            printed::message(&message)
         );
     }
 
@@ -95,7 +95,7 @@ impl Context {
         signals::end_on_stop(format!(
             "{}: Interrupted; {}",
             self.name,
-            printed::lines(state)
+            printed::message(state)
         ));
     }
 

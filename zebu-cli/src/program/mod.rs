@@ -54,7 +54,7 @@ fn finish(context: &Context, outcome: Outcome) -> u8 {
             next,
         }) => {
             if bare {
-                let _ = writeln!(std::io::stderr(), "{}", printed::lines(&text));
+                let _ = writeln!(std::io::stderr(), "{}", printed::message(&text));
             } else {
                 context.say(&text);
             }

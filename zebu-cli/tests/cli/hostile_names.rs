@@ -33,7 +33,7 @@ const PIECES: [&str; 18] = [
 ];
 
 /// A name of up to 6 pieces, with something in it that must not be printed.
-fn name(rng: &mut Rng) -> String {
+pub fn name(rng: &mut Rng) -> String {
     loop {
         let pieces = (0..1 + rng.below(6)).map(|_| rng.pick(&PIECES));
         let name: String = pieces.collect();
@@ -43,12 +43,12 @@ fn name(rng: &mut Rng) -> String {
     }
 }
 
-fn is_active(c: char) -> bool {
+pub fn is_active(c: char) -> bool {
     c.is_control() || c == '\u{202e}'
 }
 
 /// An image whose parts, and the file itself, have this name.
-fn make(lab: &Lab, name: &str) -> String {
+pub fn make(lab: &Lab, name: &str) -> String {
     let file = format!("./{name}.qcow2");
     let backing = format!("./{name}");
     fs::write(lab.path(&backing), vec![1; 65536]).unwrap();

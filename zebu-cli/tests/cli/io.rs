@@ -238,7 +238,6 @@ fn mistakes() {
         "help nosuch",
         "  read 0 512",
         "read  0   512",
-        "read\t0 512",
         "",
         " ",
         "map 1",

@@ -16,6 +16,7 @@ mod io_write;
 mod look;
 mod names;
 mod nested_drivers;
+mod one_line;
 mod scripts;
 mod untrusted;
 

@@ -8,6 +8,7 @@ mod convert_qcow2;
 mod create;
 mod data_file;
 mod measure;
+mod measure_options;
 mod options;
 mod rebase;
 mod repair;

@@ -1,5 +1,6 @@
 //! QEMU's spelling of names and options as pure values: `json:{…}`, `a.b=c,d=e`, URIs, sizes.
 
+pub mod encoding;
 pub mod json;
 pub mod option_set;
 pub mod path;

@@ -2,6 +2,7 @@
 
 use crate::drivers::open::from_windows;
 use crate::printable;
+use crate::spelling::encoding;
 use crate::{Error, Result};
 
 /// How names are written.
@@ -9,49 +10,19 @@ use crate::{Error, Result};
 pub enum Encoding {
     /// In UTF-8, or as bytes that are names here.
     Bytes,
-    /// One byte for each character: those from 0x80 on. None: there is no such character.
-    Table(fn(u8) -> Option<char>),
+    /// One byte for each character.
+    Table(encoding::Table),
     /// This one, which is not known.
     Unknown(String),
 }
 
-/// The characters of windows-1252 from 0x80 to 0x9f; of the bytes that it lacks, the controls that
-/// ISO 8859-1 has there.
-const WINDOWS_1252: [char; 32] = [
-    '\u{20ac}', '\u{81}', '\u{201a}', '\u{192}', '\u{201e}', '\u{2026}', '\u{2020}', '\u{2021}',
-    '\u{2c6}', '\u{2030}', '\u{160}', '\u{2039}', '\u{152}', '\u{8d}', '\u{17d}', '\u{8f}',
-    '\u{90}', '\u{2018}', '\u{2019}', '\u{201c}', '\u{201d}', '\u{2022}', '\u{2013}', '\u{2014}',
-    '\u{2dc}', '\u{2122}', '\u{161}', '\u{203a}', '\u{153}', '\u{9d}', '\u{17e}', '\u{178}',
-];
-
 impl Encoding {
     /// The one that `encoding=` names.
     pub fn named(name: &[u8]) -> Encoding {
-        let plain: Vec<u8> = name
-            .iter()
-            .filter(|b| !b"-_ ".contains(b))
-            .copied()
-            .collect();
-        match &*plain.to_ascii_lowercase() {
-            b"" | b"utf8" | b"ascii" | b"usascii" => Encoding::Bytes,
-            b"windows1252" | b"cp1252" => Encoding::Table(|byte| {
-                let special = WINDOWS_1252.get(usize::from(byte.wrapping_sub(0x80)));
-                Some(special.copied().unwrap_or(char::from(byte)))
-            }),
-            b"iso88591" | b"latin1" => Encoding::Table(|byte| Some(char::from(byte))),
-            b"iso885915" | b"latin9" => Encoding::Table(|byte| {
-                Some(match byte {
-                    0xa4 => '\u{20ac}',
-                    0xa6 => '\u{160}',
-                    0xa8 => '\u{161}',
-                    0xb4 => '\u{17d}',
-                    0xb8 => '\u{17e}',
-                    0xbc => '\u{152}',
-                    0xbd => '\u{153}',
-                    0xbe => '\u{178}',
-                    _ => char::from(byte),
-                })
-            }),
+        let plain = encoding::plain(name);
+        match (&*plain, encoding::table(&plain)) {
+            (b"" | b"utf8" | b"ascii" | b"usascii", _) => Encoding::Bytes,
+            (_, Some(table)) => Encoding::Table(table),
             _ => Encoding::Unknown(printable(name)),
         }
     }
@@ -64,8 +35,8 @@ impl Encoding {
         match self {
             Encoding::Bytes => Some(name.to_vec()),
             Encoding::Table(table) => {
-                let text: Option<String> = name.iter().map(|byte| table(*byte)).collect();
-                text.map(String::into_bytes)
+                let text: String = name.iter().map(|byte| table(*byte)).collect();
+                Some(text.into_bytes())
             }
             Encoding::Unknown(_) => None,
         }

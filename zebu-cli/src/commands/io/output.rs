@@ -83,7 +83,7 @@ impl Output {
         self.flush();
         if !self.0.silent {
             // An error of standard error cannot be reported.
-            let _ = writeln!(io::stderr(), "{}", printed::lines(&text.to_string()));
+            let _ = writeln!(io::stderr(), "{}", printed::message(&text.to_string()));
         }
     }
 }

@@ -80,12 +80,20 @@ fn write_all(messages: &Receiver<Message>) {
     }
 }
 
+/// The message on one line, whatever names are in it.
+fn one_line(bytes: &[u8]) -> Vec<u8> {
+    let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let mut line = printed::printable(text).into_bytes();
+    line.push(b'\n');
+    line
+}
+
 /// Passes on what the subscriber writes, a message a call.
 struct Line(SyncSender<Message>);
 
 impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = self.0.try_send(Message::Text(bytes.to_vec()));
+        let _ = self.0.try_send(Message::Text(one_line(bytes)));
         Ok(bytes.len())
     }
     fn flush(&mut self) -> io::Result<()> {

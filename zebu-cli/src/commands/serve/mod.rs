@@ -196,7 +196,11 @@ fn print_statistics<E: Exported>(log: &Log, exports: &[Arc<E>]) {
 }
 
 fn statistics(export: &dyn Exported) -> String {
-    let mut text = format!("export '{}':\n{}", export.name(), export.statistics());
+    let mut text = format!(
+        "export '{}':\n{}",
+        export.name().shown(),
+        export.statistics()
+    );
     if let Some(image) = export.device().top().as_qcow2() {
         let (hits, loads) = image.cache_hits_and_loads();
         text += &format!("  l2 cache: {hits} hits, {loads} loads\n");

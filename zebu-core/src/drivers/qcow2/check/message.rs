@@ -5,6 +5,7 @@ use std::fmt;
 use super::uses::Use;
 use crate::drivers::qcow2::structures::MAX_SNAPSHOT_EXTRA;
 use crate::error::c_hex;
+use crate::printable;
 
 /// A message of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,18 +221,24 @@ impl fmt::Display for CheckMessage {
             ),
             M::SnapshotL1Unaligned { id, name, offset } => write!(
                 f,
-                "ERROR snapshot {id} ({name}) l1_offset={offset:#x}: L1 table is not cluster \
-                 aligned; snapshot table entry corrupted"
+                "ERROR snapshot {} ({}) l1_offset={offset:#x}: L1 table is not cluster \
+                 aligned; snapshot table entry corrupted",
+                printable(id.as_bytes()),
+                printable(name.as_bytes())
             ),
             M::SnapshotL1TooLarge { id, name, entries } => write!(
                 f,
-                "ERROR snapshot {id} ({name}) l1_size={entries:#x}: L1 table is too large; \
-                 snapshot table entry corrupted"
+                "ERROR snapshot {} ({}) l1_size={entries:#x}: L1 table is too large; \
+                 snapshot table entry corrupted",
+                printable(id.as_bytes()),
+                printable(name.as_bytes())
             ),
             M::SnapshotL1TooSmall { id, name, entries } => write!(
                 f,
-                "ERROR snapshot {id} ({name}) l1_size={entries:#x}: L1 table is too small; \
-                 snapshot table entry corrupted"
+                "ERROR snapshot {} ({}) l1_size={entries:#x}: L1 table is too small; \
+                 snapshot table entry corrupted",
+                printable(id.as_bytes()),
+                printable(name.as_bytes())
             ),
             M::Conflict {
                 offset,
@@ -250,20 +257,36 @@ impl fmt::Display for CheckMessage {
                 )
             }
             M::Bitmap { name } => {
-                write!(f, "ERROR bitmap '{name}' doesn't satisfy the constraints")
+                write!(
+                    f,
+                    "ERROR bitmap '{}' doesn't satisfy the constraints",
+                    printable(name.as_bytes())
+                )
             }
             M::BitmapTableEntry { name, entry } => {
-                write!(f, "ERROR bitmap '{name}': invalid table entry {entry:#x}")
+                write!(
+                    f,
+                    "ERROR bitmap '{}': invalid table entry {entry:#x}",
+                    printable(name.as_bytes())
+                )
             }
             M::BitmapTablesOverlap => {
                 write!(f, "ERROR tables of bitmaps overlap, they are not checked")
             }
             M::BitmapName { name } => {
-                write!(f, "ERROR more than one bitmap is called '{name}'")
+                write!(
+                    f,
+                    "ERROR more than one bitmap is called '{}'",
+                    printable(name.as_bytes())
+                )
             }
             M::BitmapDirectory { why } => write!(f, "ERROR bitmap directory: {why}"),
             M::BitmapRemoved { name, why } => {
-                write!(f, "Repairing bitmap '{name}': {why}, so it is removed")
+                write!(
+                    f,
+                    "Repairing bitmap '{}': {why}, so it is removed",
+                    printable(name.as_bytes())
+                )
             }
             M::BitmapsRemoved { why } => {
                 write!(f, "Repairing bitmaps: {why}, so all are removed")

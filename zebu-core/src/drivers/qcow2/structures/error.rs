@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::luks::LuksError;
+use crate::printable;
 
 /// An image that cannot be understood, or a value that the format cannot
 /// hold. Where QEMU has a message for the case the words are QEMU's, because
@@ -160,7 +161,7 @@ pub enum FormatError {
     #[error("Broken bitmap directory: {0}")]
     BitmapDirectoryBroken(&'static str),
     /// A bitmap that QEMU refuses.
-    #[error("Bitmap '{name}' doesn't satisfy the constraints: {why}")]
+    #[error("Bitmap '{}' doesn't satisfy the constraints: {why}", printable(.name.as_bytes()))]
     BitmapConstraint {
         /// The bitmap's name.
         name: String,
