@@ -31,6 +31,6 @@ export QEMU_IMG_PROG="$dir/bin/qemu-img" QEMU_IO_PROG="$dir/bin/qemu-io" QEMU_NB
 # They are asked for their versions only.
 export QEMU_PROG="${QEMU_PROG:-$(command -v qemu-system-x86_64)}" QSD_PROG="${QSD_PROG:-$(command -v qemu-storage-daemon)}"
 export TEST_DIR="$dir/scratch"
-[ $# -gt 0 ] || set -- 001 002 003 004 005 197 215
+[ $# -gt 0 ] || set -- 001 002 003 004 005 008 009 010 011 012 013 014 015 017 018 019 020 021 022 025 197 215
 cd "$dir"/qemu-*/tests/qemu-iotests
 exec python3 ./check -qcow2 "$@"
