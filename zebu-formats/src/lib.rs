@@ -4,17 +4,20 @@
 //! A format is a file or a folder with a `static DRIVER` and an implementation of
 //! [`FormatImage`], its `mod` line, and a line in [`FORMATS`]. Programs use the crate
 //! `zebu`, which registers them. To be read first: `vdi/`, which is written in place; what formats share is in
-//! `table`, `pieces`, `levels`, `sectors` (tables and the map step) and in `blocks`, `linear`, `tail` (new blocks).
+//! `table`, `pieces`, `levels`, `sectors` (tables and the map step) in `blocks`, `linear` (new
+//! images) and in `places`, `tail`, `clearing` (writing in place).
 #![deny(unsafe_code)]
 
 mod blocks;
 mod bochs;
+mod clearing;
 mod cloop;
 mod dmg;
 mod levels;
 mod linear;
 mod parallels;
 mod pieces;
+mod places;
 mod qcow;
 mod qed;
 mod sectors;
@@ -26,7 +29,9 @@ mod vmdk;
 mod vpc;
 
 pub(crate) use blocks::{BlockLayout, NewBlocks};
+pub(crate) use clearing::Clearing;
 pub(crate) use linear::Linear;
+pub(crate) use places::{Place, Places};
 pub(crate) use tail::Tail;
 use zebu_core::parts::drivers::*;
 // What a format is made of.

@@ -4,7 +4,7 @@
 //! The format is that of `VDICore.h` in VirtualBox, version 1.1, as far as QEMU
 //! reads it: dynamic and static images without a parent.
 //!
-//! - `write`: writes, and places for new blocks (`places`);
+//! - `write`: writes;
 //! - `clear`: zeroes and discards;
 //! - `commit`: what happens on a flush;
 //! - `create`: new images.
@@ -12,7 +12,6 @@
 mod clear;
 mod commit;
 mod create;
-mod places;
 mod write;
 
 use std::ops::Range;
@@ -315,14 +314,12 @@ impl OpenVdi {
             return Ok(());
         };
         writer.commits.check()?;
+        let end = writer.places.shrink();
         // Also what a power cut has left. Nothing is lost without it: a check says that the header
         // counts too many blocks.
         if writer.fill_holes(queue).await.is_ok() && !writer.is_settled() {
             Commits::flush(writer, queue).await?;
         }
-        let end = self
-            .image
-            .place_offset(writer.used_end.load(Ordering::SeqCst));
         writer.tail.cut(queue, end).await?;
         self.file_len = writer.tail.length();
         self.writer = None;

@@ -3,20 +3,18 @@
 //! and then the map leads to it, in memory. The disk follows with the next flush (`commit.rs`).
 //!
 //! A request holds the blocks that it gives places (`Ranges`: all or none), so of two requests for one
-//! block the first gives it a place, and the other finds that. Between requests for other blocks only
-//! the list of places stands, for an instant. A request that fails or is dropped gives its places
-//! back. The map never loses a block, so what a request finds in it stays right while it lasts.
+//! block the first gives it a place, and the other finds that. The map never loses a block, so what a
+//! request finds in it stays right while it lasts.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::commit::Dirty;
-use super::places::{Places, Run};
 use super::{BLOCK, Vdi};
-use crate::Tail;
+use crate::Result;
 use crate::drivers::{Commits, Mapping, Ranges, refused};
 use crate::storage::{self, Iov, Queue, Writings};
-use crate::{Error, Result};
+use crate::{Place, Places, Tail};
 
 const BLOCK_BYTES: u64 = BLOCK as u64;
 
@@ -26,25 +24,12 @@ pub(super) struct Writer {
     pub(super) image: Arc<Vdi>,
     /// Blocks of the disk: held by a request that gives them places.
     blocks: Ranges,
-    pub(super) places: Mutex<Places>,
+    pub(super) places: Places,
     /// The end of the places that the map leads to.
     pub(super) used_end: AtomicU32,
     pub(super) tail: Arc<Tail>,
     pub(super) commits: Commits,
     pub(super) dirty: Mutex<Dirty>,
-}
-
-/// Places that a request has taken. Those that the map does not lead to when this is dropped may be
-/// taken again.
-struct Taken<'a> {
-    writer: &'a Writer,
-    run: Run,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        crate::lock(&self.writer.places).give_back(self.run.first, self.run.count);
-    }
 }
 
 impl Writer {
@@ -63,12 +48,13 @@ impl Writer {
             )));
         }
         let tail = Tail::new(image.file.clone())?;
-        let places = Places::of(&image, tail.length())?;
-        let used_end = (0..u64::from(header.blocks)).filter_map(|index| image.place(index));
-        let used_end = used_end.max().map_or(0, |last| last + 1);
+        let used = places_in_use(&image, tail.length())?;
+        let used_end = used.last().map_or(0, |last| *last as u32 + 1);
+        let (start, limit) = (header.data_offset, header.blocks.into());
+        let places = Places::new(tail.clone(), start, image.stored(), limit, used);
         Ok(Arc::new(Writer {
             blocks: Ranges::default(),
-            places: Mutex::new(places),
+            places,
             used_end: AtomicU32::new(used_end),
             tail,
             commits: Commits::default(),
@@ -149,81 +135,85 @@ impl Writer {
     /// Gives the first blocks of a range places, none of which has one, and writes them. The caller
     /// holds them. Returns how many bytes of the range these are.
     async fn fill(&self, queue: &Queue, guest: u64, iov: &Iov) -> Result<usize> {
-        let image = &*self.image;
         let (first, within) = (guest / BLOCK_BYTES, guest % BLOCK_BYTES);
-        let wanted = (within + iov.len() as u64).div_ceil(BLOCK_BYTES);
+        let extra = self.image.header.block_extra;
         // Between blocks with bytes of their own before the data there is a gap.
-        let most = match image.header.block_extra {
-            0 => wanted as u32,
+        let most = match extra {
+            0 => (within + iov.len() as u64).div_ceil(BLOCK_BYTES),
             _ => 1,
         };
-        let run = crate::lock(&self.places).take(most);
-        // There are as many places as blocks.
-        let run = run.ok_or_else(|| Error::os(libc::ENOSPC))?;
-        let mut taken = Taken { writer: self, run };
-        let start = image.place_offset(run.first);
-        let end = start + u64::from(run.count) * image.stored();
-        let data = start + image.header.block_extra;
-        self.tail.reach(queue, end).await?;
-        let length = (end - data - within).min(iov.len() as u64);
-        let part = iov.slice(0, length as usize);
-        match run.is_new && self.tail.is_fresh(start) {
-            true => storage::write(&*image.file, queue, data + within, &part).await?,
-            false => {
-                // What was there before must not be read: zeroes around the data, in one write.
-                let rest = end - data - within - length;
-                let zeroes = |bytes: u64| storage::zeroes(bytes as usize);
-                let (extra, head) = (zeroes(image.header.block_extra), zeroes(within));
-                let whole = Iov::concat([&extra, &head, &part, &zeroes(rest)].into_iter());
-                storage::write(&*image.file, queue, start, &whole).await?;
-            }
-        }
-        self.map(first, &mut taken);
+        let place = self.places.take(queue, most).await?;
+        let within = extra + within;
+        let part = iov.slice(0, iov.len().min((place.bytes() - within) as usize));
+        place.write(queue, &*self.image.file, within, &part).await?;
+        self.map(first, place);
         Ok(part.len())
     }
 
     /// Leads the map to places whose blocks are written, from block `first` of the disk on.
-    fn map(&self, first: u64, taken: &mut Taken<'_>) {
-        let Run {
-            first: place,
-            count,
-            ..
-        } = taken.run;
+    fn map(&self, first: u64, taken: Place<'_>) {
+        let place = taken.first as u32; // There are at most MAX_BLOCKS.
         // Before the map: a commit that finds a block in it counts the place.
-        self.used_end.fetch_max(place + count, Ordering::SeqCst);
-        for nth in 0..count {
-            let index = first + u64::from(nth);
+        self.used_end
+            .fetch_max(place + taken.count as u32, Ordering::SeqCst);
+        for (index, place) in (first..first + taken.count).zip(place..) {
             // Both at once: see `is_durable`.
             let mut dirty = crate::lock(&self.dirty);
-            self.image.map[index as usize].store(place + nth, Ordering::Release);
+            self.image.map[index as usize].store(place, Ordering::Release);
             dirty.note(index);
         }
-        taken.run.count = 0;
+        taken.keep();
     }
 
     /// Gives every place that is not in use, and that others are behind, to a block of the disk that
     /// reads as zeroes. Then the header's count is that of the blocks in the map, which QEMU's check
-    /// compares. Only when no request is in flight.
+    /// compares. Only when no request is in flight, and after [`Places::shrink`].
     pub(super) async fn fill_holes(&self, queue: &Queue) -> Result<()> {
-        let image = &*self.image;
         let mut index = 0;
-        loop {
-            let end = self.used_end.load(Ordering::SeqCst);
-            let run = {
-                let mut places = crate::lock(&self.places);
-                match places.hole(end) {
-                    None => return Ok(()),
-                    Some(_) => places.take(1),
-                }
-            };
-            let Some(run) = run else { return Ok(()) };
-            let mut taken = Taken { writer: self, run };
-            while image.place(index).is_some() {
+        while let Some(place) = self.places.take_free(1) {
+            while self.image.place(index).is_some() {
                 index += 1;
             }
-            let (start, length) = (image.place_offset(run.first), image.stored());
-            storage::punch_hole(&*image.file, queue, start, length).await?;
-            self.map(index, &mut taken);
+            place.zero(queue, &*self.image.file).await?;
+            self.map(index, place);
         }
+        Ok(())
     }
+}
+
+/// The places of the blocks in the file, ascending.
+///
+/// # Errors
+/// If one is not in the file, leads to the same bytes as another one, or is beyond what a disk of this
+/// size can have: a write could destroy more than its range.
+fn places_in_use(image: &Vdi, file_len: u64) -> Result<Vec<u64>> {
+    let damaged = |index: u64, place: u64, what: &str| {
+        refused(format!(
+            "The VDI block map is damaged: block {index} is at {place}, {what}; 'zebu convert' copies \
+             what can be read"
+        ))
+    };
+    let blocks = 0..u64::from(image.header.blocks);
+    let count = blocks.clone().filter(|index| image.place(*index).is_some());
+    let mut used = storage::reserved(count.count())?;
+    for index in blocks.clone() {
+        let Some(place) = image.place(index).map(u64::from) else {
+            continue;
+        };
+        if place >= blocks.end {
+            return Err(damaged(index, place, "which is more than the disk has"));
+        }
+        if image.needed_end(index, place as u32) > file_len {
+            return Err(damaged(index, place, "past the end of the file"));
+        }
+        used.push(place);
+    }
+    used.sort_unstable();
+    let twice = used.windows(2).find(|pair| pair[0] == pair[1]);
+    if let Some([place, _]) = twice {
+        let is_there = |index: &u64| image.place(*index).map(u64::from) == Some(*place);
+        let index = blocks.rev().find(is_there).unwrap_or(0);
+        return Err(damaged(index, *place, "as another one is"));
+    }
+    Ok(used)
 }

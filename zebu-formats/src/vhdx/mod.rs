@@ -12,7 +12,7 @@
 //! - `check`: the check;
 //! - `create`: new images;
 //! - `writer`: what is shared of an image that is written, and its header;
-//! - `write`, `places`: changes of ranges; where new blocks go;
+//! - `write`: changes of ranges;
 //! - `commit`, `entry`: how entries reach the disk, by the log.
 
 mod check;
@@ -26,7 +26,6 @@ mod log;
 mod map;
 mod metadata;
 mod parent;
-mod places;
 mod recover;
 mod region;
 mod tables;

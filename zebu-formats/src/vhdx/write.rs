@@ -14,6 +14,7 @@ use super::Vhdx;
 use super::map::{Block, PRESENT};
 use super::tables::PIECE;
 use super::writer::Writer;
+use crate::Clearing;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::{Clear, Commits, FormatImage, Mapping, StorageId};
 use crate::offset::HostOffset;
@@ -98,15 +99,12 @@ impl Vhdx {
                 return Err(Error::Corrupt { guest, what });
             }
         }
-        let place = writer.places.take(queue).await?;
-        let entry = place.offset | PRESENT;
+        let place = writer.places.take(queue, 1).await?;
+        let entry = place.offset() | PRESENT;
         if is_broken(Rule::DataBeforeEntry) {
             writer.set_entry(&piece, offset, entry);
         }
-        if (iov.len() as u64) < block_size {
-            place.zero(queue, &*self.file).await?;
-        }
-        storage::write(&*self.file, queue, place.offset + within, iov).await?;
+        place.write(queue, &*self.file, within, iov).await?;
         writer.set_entry(&piece, offset, entry);
         place.keep();
         Ok(())
@@ -119,7 +117,7 @@ impl Vhdx {
         range: Range<u64>,
         how: Clear,
     ) -> Result<()> {
-        let file = &*self.file;
+        let mut clearing = Clearing::new(&*self.file, queue, how);
         let mut guest = range.start;
         while guest < range.end {
             let extent = self.load_extent(queue, guest, range.end - guest).await?;
@@ -127,17 +125,11 @@ impl Vhdx {
                 let (at, length) = (host.0, extent.length);
                 self.check_place_of_data(guest, at, length)?;
                 self.writer()?.begin(queue).await?;
-                match how {
-                    Clear::Zero => storage::zero_range(file, queue, at, length).await?,
-                    Clear::Quickly => storage::zero_quickly(file, queue, at, length).await?,
-                    // (A server may leave anything where it discards.)
-                    Clear::Unmap | Clear::Discard => {
-                        storage::punch_hole(file, queue, at, length).await?;
-                    }
-                }
+                clearing.part(at, length).await?;
             }
             guest += extent.length;
         }
+        clearing.end().await?;
         self.changed(queue).await
     }
 

@@ -13,14 +13,13 @@ use super::MIB;
 use super::commit::Log;
 use super::fields::Guid;
 use super::header::{self, Header};
-use super::places::Places;
 use super::tables::{PIECE, Piece};
 use crate::Result;
-use crate::Tail;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::{BoxFuture, Commits, Committed, Ranges};
 use crate::lock;
 use crate::storage::{self, Queue, Storage};
+use crate::{Places, Tail};
 
 /// Sectors of tables that changed at most until they are written back: 1 MiB.
 const MOST_DIRTY: usize = 256;
@@ -59,9 +58,10 @@ impl Writer {
         end: u64,
     ) -> Result<Arc<Self>> {
         let tail = Tail::new(file.clone())?;
+        let start = end.next_multiple_of(MIB);
         Ok(Arc::new(Writer {
             file,
-            places: Places::new(tail.clone(), block_size, end.next_multiple_of(MIB)),
+            places: Places::new(tail.clone(), start, block_size, u64::MAX, []),
             tail,
             commits: Commits::default(),
             blocks: Ranges::default(),

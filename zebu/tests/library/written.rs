@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use zebu::block::{Device, OpenOptions, SharedDevice};
+use zebu::block::{Device, OpenOptions, SharedDevice, Zeroing};
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
-use zebu::storage::{Memory, Queue};
+use zebu::storage::{CacheMode, Memory, Queue};
 use zebu::{Format, Result};
-use zebu_testkit::Written;
 use zebu_testkit::library::queue as queue_of;
+use zebu_testkit::library::{Place, Places};
+use zebu_testkit::{Rng, Written, cases};
 
 const SIZE: u64 = 4 << 20;
 
@@ -86,5 +87,66 @@ fn an_overlay_is_put_on_and_taken_away() {
         let device = open(&queue, written.format(), &base, false);
         let sound = written.check(&queue, device.top(), true);
         sound.unwrap_or_else(|why| panic!("{written:?}: {why}"));
+    }
+}
+
+/// Blocks follow each other on the disk in another order than in the file, and with direct I/O only whole
+/// pages are quick: so one part of a range may be quick and the next not. Then nothing changes. A discard
+/// and zeroes that free space concern all blocks of a range.
+#[test]
+fn a_range_of_many_blocks_is_cleared_as_a_whole() {
+    let queue = queue();
+    let places = Places::new();
+    let mut cases = cases(20, "images in whose scattered blocks ranges were cleared");
+    while let Some(seed) = cases.next() {
+        let mut rng = Rng::new(seed);
+        let written = Written::other(&mut rng);
+        let cache = rng.pick(&[CacheMode::None, CacheMode::WriteBack]);
+        let Some(file) = places.open(Place::Disk, cache) else {
+            continue;
+        };
+        written.make(&queue, file.clone(), SIZE);
+        let options = OpenOptions::default()
+            .format(Some(written.format()))
+            .write(true)
+            .discard(Some(true));
+        let device = Device::from_storage(&queue, file, &options).unwrap();
+        let mut expected = vec![0; SIZE as usize];
+        for step in 0..40 {
+            let at = rng.below(SIZE / 512) * 512;
+            let length = (1 + rng.below(SIZE / 512)) * 512;
+            let length = length.min(SIZE - at);
+            let range = at as usize..(at + length) as usize;
+            let how = rng.below(8);
+            match how {
+                0 => queue.block_on(device.discard(&queue, at, length)).unwrap(),
+                1 => queue
+                    .block_on(device.write_zeroes(&queue, at, length, Zeroing::Unmap))
+                    .unwrap(),
+                2 | 3 => {
+                    let quickly = device.write_zeroes_quickly(&queue, at, length, Zeroing::Keep);
+                    match queue.block_on(quickly) {
+                        Ok(()) => expected[range.clone()].fill(0),
+                        Err(e) => assert_eq!(e.errno(), libc::EOPNOTSUPP, "{e}"),
+                    }
+                }
+                _ => {
+                    let range = range.start..range.end.min(range.start + (1 << 16));
+                    expected[range.clone()].fill(step + 1);
+                    let bytes = &expected[range];
+                    device.write_blocking(&queue, at, bytes).unwrap();
+                }
+            }
+            if how < 2 {
+                expected[range].fill(0);
+            }
+            let mut found = vec![0; SIZE as usize];
+            device.read_blocking(&queue, 0, &mut found).unwrap();
+            assert!(
+                found == expected,
+                "{written:?}, {cache:?}, step {step} ({how} at {at:#x}+{length:#x})"
+            );
+        }
+        queue.block_on(device.close(&queue)).unwrap();
     }
 }
