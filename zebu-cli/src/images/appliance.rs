@@ -16,6 +16,7 @@ use crate::arguments::file_name::as_value;
 use crate::arguments::{NameOptions, OutputFormat, size, untrusted};
 use crate::images::{open, same_file};
 use crate::output::json::{self, Map, Value};
+use crate::output::printed::Shown;
 use crate::output::{self, printable};
 use crate::program::{Context, Failure, Outcome};
 
@@ -28,6 +29,10 @@ pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
 }
 
 fn read(context: &Context, name: &OsStr) -> Result<Appliance, Failure> {
+    if protocol(name).is_some() && !name.as_bytes().starts_with(b"file:") {
+        let text = format!("'{}': an appliance is read from a file", name.shown());
+        return Err(Failure::new(text).with_next("download it, and name the file"));
+    }
     // In strict mode a descriptor opens no files.
     let appliance = Appliance::open(Path::new(name), !untrusted::is_on(context));
     let appliance = appliance.map_err(|e| failure(name, &e))?;

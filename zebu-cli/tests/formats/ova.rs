@@ -540,3 +540,24 @@ fn files_of_the_source_are_no_targets() {
         }
     }
 }
+
+/// One that is elsewhere is not read over the network; the message says so before anything is asked for.
+#[test]
+fn appliances_are_read_from_files() {
+    if beyond_qemu("appliances") {
+        return;
+    }
+    let lab = Lab::new();
+    for name in [
+        "http://127.0.0.1:1/a.ova",
+        "https://x/a.ova",
+        "s3://b/a.ova",
+    ] {
+        let answer = lab.zebu(&["convert", "--disk", "1", "-O", "raw", name, "out"]);
+        let expected = format!(
+            "zebu: '{name}': an appliance is read from a file\nhint: download it, and name the file\n"
+        );
+        assert_eq!((answer.status, answer.err), (1, expected));
+        assert!(!lab.path("out").exists());
+    }
+}
