@@ -1,5 +1,6 @@
 //! Requests to images of the other formats that are written in place.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Zeroing};
@@ -24,13 +25,17 @@ const KINDS: [Kind; 9] = [
     Kind::Flush,
 ];
 
+/// Where a VHDX has its table of blocks: behind the log.
+const VHDX_TABLES: Range<usize> = 2 << 20..3 << 20;
+
 /// An image of a few blocks, some of which have data. Often its last writer was killed: the file is
-/// longer than what is in use, and behind that are bytes that must not show.
+/// longer than what is in use, and behind that are bytes that must not show; or a part of its changes is
+/// only in the log.
 fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
     let written = Written::other(rng);
     // The unit of what requests draw, so that several requests have one block.
     let unit = (written.block / 16) as usize;
-    let size = (written.block * (1 + rng.below(3)) + 512 * rng.below(written.block / 512)) as usize;
+    let size = (written.block * (1 + rng.below(6)) + 512 * rng.below(written.block / 512)) as usize;
     let file = Arc::new(Memory::default());
     written.make(queue, file.clone(), size as u64);
     let mut active = vec![0; size];
@@ -38,22 +43,34 @@ fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
         .format(Some(written.format()))
         .write(true);
     let device = Device::from_storage(queue, file.clone(), &options).unwrap();
-    for _ in 0..rng.below(3) {
+    let mut write = |rng: &mut Dice| {
         let at = rng.index(size / 512) * 512;
         let length = (512 * (1 + rng.index(100))).min(size - at);
         let bytes = noise(rng, length);
         device.write_blocking(queue, at as u64, &bytes).unwrap();
         active[at..at + length].copy_from_slice(&bytes);
+    };
+    for _ in 0..rng.below(3) {
+        write(rng);
+    }
+    let is_killed = rng.one_in(3);
+    let mut before = Vec::new();
+    if is_killed {
+        queue.block_on(device.flush(queue)).unwrap();
+        before = file.to_vec();
+        write(rng);
+        queue.block_on(device.flush(queue)).unwrap();
     }
     let identity = device.top().content_id().map(<[u8]>::to_vec);
-    match rng.one_in(3) {
-        // Its last writer was killed after a flush.
-        true => queue.block_on(device.flush(queue)).unwrap(),
-        false => queue.block_on(device.close(queue)).unwrap(),
+    if !is_killed {
+        queue.block_on(device.close(queue)).unwrap();
     }
     let mut bytes = file.to_vec();
+    if is_killed && written.has_log && rng.one_in(2) {
+        bytes[VHDX_TABLES].copy_from_slice(&before[VHDX_TABLES]);
+    }
     if rng.one_in(2) {
-        let length = bytes.len() + rng.index(2 * written.block as usize) / 512 * 512;
+        let length = bytes.len() + rng.index(6 * written.block as usize) / 512 * 512;
         bytes.resize(length, 0xee);
     }
     let layout = Layout {
@@ -70,7 +87,7 @@ pub fn sequential(queue: &Queue, rng: &mut Dice) -> History {
         kinds: &KINDS,
         steps: 24,
         most: 3 * used.cluster,
-        hot: 40,
+        hot: 96,
     };
     let device = used.history.open(queue, &writable(rng));
     for _ in 0..mix.steps {
