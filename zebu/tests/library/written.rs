@@ -97,8 +97,7 @@ fn an_overlay_is_put_on_and_taken_away() {
 fn a_range_of_many_blocks_is_cleared_as_a_whole() {
     let queue = queue();
     let places = Places::new();
-    let mut cases = cases(20, "images in whose scattered blocks ranges were cleared");
-    while let Some(seed) = cases.next() {
+    for seed in cases(20, "images in whose scattered blocks ranges were cleared") {
         let mut rng = Rng::new(seed);
         let written = Written::other(&mut rng);
         let cache = rng.pick(&[CacheMode::None, CacheMode::WriteBack]);
