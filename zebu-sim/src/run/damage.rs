@@ -52,12 +52,17 @@ impl Run<'_> {
         self.marked = Some(bytes);
     }
 
-    /// A program that does not know an autoclear bit clears it before it changes anything but the length.
+    /// A program that does not know an autoclear bit clears it before it changes anything but the length. Behind
+    /// its header there may be the name that a header has which was not written any more.
     pub(super) fn check_mark(&mut self) -> Verdict {
         let bytes = self.disk.bytes(self.image);
         let is_same = |marked: &Vec<u8>| {
-            let rest = bytes.strip_prefix(&**marked);
-            rest.is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
+            let cluster = (self.cluster * 512).min(marked.len());
+            let (header, name) = header_and_name(marked);
+            bytes.get(..header) == Some(&marked[..header])
+                && bytes.get(name.clone()) == Some(&marked[name])
+                && bytes.get(cluster..marked.len()) == Some(&marked[cluster..])
+                && bytes[marked.len()..].iter().all(|byte| *byte == 0)
         };
         if self.damaged || self.marked.as_ref().is_none_or(is_same) {
             return Ok(());
@@ -211,5 +216,22 @@ impl Run<'_> {
         let now = self.now();
         let cut = self.model.cells.iter_mut().filter(|cell| cell.cut);
         cut.for_each(|cell| cell.add(ZERO, now));
+    }
+}
+
+/// Where the header of a version 3 image ends with its extensions, and where the name of the backing file is.
+fn header_and_name(bytes: &[u8]) -> (usize, std::ops::Range<usize>) {
+    let word = |at: usize| {
+        let field = bytes[at..at + 4].try_into().expect("4 bytes");
+        u32::from_be_bytes(field) as usize
+    };
+    let mut end = word(100);
+    loop {
+        let (kind, length) = (word(end), word(end + 4));
+        end += 8 + length.next_multiple_of(8);
+        if kind == 0 {
+            let name = word(12);
+            return (end, name..name + word(16));
+        }
     }
 }

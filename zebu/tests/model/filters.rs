@@ -27,9 +27,10 @@ impl Filters {
         if rng.one_in(2) {
             return Filters::default();
         }
-        // (A read through copy-on-read over compress fails where a cluster is allocated without a
-        // content, as in QEMU.)
-        let is_allocated = setup.options.preallocation != Preallocation::Off;
+        // (A read through copy-on-read over compress fails where a cluster is allocated and a part of it
+        // has no content, as in QEMU.)
+        let is_allocated =
+            setup.options.preallocation != Preallocation::Off || setup.options.extended_l2;
         let can_compress = setup.format == Format::QCOW2 && !setup.has_data_file() && !is_allocated;
         let below = setup.backing.filter(|_| rng.one_in(2));
         Filters {
