@@ -249,6 +249,21 @@ impl Run<'_> {
             || self.disk.is_off()
             || !self.disk.hits().is_none()
     }
+
+    /// Whether a flush or a close may fail now. If only reads failed, one must succeed that stores no
+    /// bitmaps: what it writes is in memory. Entries of bitmaps are parts of a block of the file.
+    fn flush_may_fail(&self, stores_bitmaps: bool) -> bool {
+        let models = [&self.model]
+            .into_iter()
+            .chain(&self.others)
+            .chain(&self.former);
+        let hits = self.disk.hits();
+        self.damaged
+            || self.change_dropped
+            || self.exchange_dropped
+            || hits.writes + hits.flushes > 0
+            || hits.reads > 0 && stores_bitmaps && models.into_iter().any(|m| !m.bitmaps.is_empty())
+    }
 }
 
 fn context(what: &str) -> impl FnOnce(zebu::Error) -> String {

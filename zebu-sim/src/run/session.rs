@@ -299,6 +299,7 @@ impl Run<'_> {
         let stopped = self.disk.is_off();
         let session = self.session.as_mut().expect("it was a request of it");
         let write_through = session.write_through;
+        let stores = session.store_bitmaps;
         let seen = session.readings.end(reading);
         let what = format!("{kind:?} of sectors {range:#x?}, step {id}");
         let done = match &outcome {
@@ -307,14 +308,7 @@ impl Run<'_> {
                 let hits = self.disk.hits();
                 let may = match kind {
                     Kind::Compressed => true,
-                    // If only reads failed, a flush must succeed.
-                    Kind::Flush => {
-                        self.damaged
-                            || self.change_dropped
-                            || self.exchange_dropped
-                            || stopped
-                            || hits.writes + hits.flushes > 0
-                    }
+                    Kind::Flush => stopped || self.flush_may_fail(stores),
                     _ => self.may_fail(),
                 };
                 if !may {
@@ -410,8 +404,7 @@ impl Run<'_> {
             }
             Some(Err(e)) => {
                 let hits = self.disk.hits();
-                let dropped = self.change_dropped || self.exchange_dropped;
-                if !self.damaged && !dropped && hits.writes + hits.flushes == 0 {
+                if !self.flush_may_fail(true) {
                     return Err(format!("error: close: {e} ({hits:?})"));
                 }
                 self.untidy = true;
