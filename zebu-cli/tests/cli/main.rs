@@ -7,6 +7,7 @@ mod bench;
 mod blkdebug;
 mod completions;
 mod documentation;
+mod filter_options;
 mod filtered_chains;
 mod filters;
 mod hostile_names;

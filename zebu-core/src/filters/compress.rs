@@ -10,7 +10,6 @@ use crate::storage::{Buffer, Iov, OwnedBuffer, Step};
 
 pub(super) const DRIVER: FilterDriver = FilterDriver {
     name: "compress",
-    options: &[],
     shown: &[],
     open: |_| Ok(Arc::new(Compress::default())),
 };

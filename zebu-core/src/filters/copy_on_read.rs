@@ -13,15 +13,14 @@ const PIECE: u64 = 1 << 20;
 
 pub(super) const DRIVER: FilterDriver = FilterDriver {
     name: "copy-on-read",
-    options: &["bottom"],
     shown: &[],
-    open: |mut open| {
-        if let Some(bottom) = open.options.take_text("bottom") {
-            return Err(format!("Bottom node '{bottom}' not found"));
+    open: |open| {
+        if !open.write {
+            return Err("Block node is read-only".into());
         }
-        match open.write {
-            true => Ok(Arc::new(CopyOnRead::default())),
-            false => Err("Block node is read-only".into()),
+        match open.options.take_string("bottom") {
+            Some(bottom) => Err(format!("Bottom node '{bottom}' not found")),
+            None => Ok(Arc::new(CopyOnRead::default())),
         }
     },
 };

@@ -17,7 +17,6 @@
 //! ```ignore
 //! pub(super) const DRIVER: FilterDriver = FilterDriver {
 //!     name: "pass",
-//!     options: &[],
 //!     shown: &[],
 //!     open: |_| Ok(Arc::new(Pass)),
 //! };
@@ -76,17 +75,17 @@ filters! {
 pub(crate) struct FilterDriver {
     /// QEMU's name of the driver.
     pub name: &'static str,
-    /// Its options, besides `file` and those of all nodes.
-    pub options: &'static [&'static str],
-    /// Those of them that are in the name of a node. QEMU leaves some out, so that the name opens another one.
+    /// Those of its options that are in the name of a node. QEMU leaves some out, so that the name opens another
+    /// one.
     pub shown: &'static [&'static str],
-    /// Makes the filter. Options that it does not take out are ignored.
+    /// Makes the filter. Options that it does not take out are refused.
     pub open: fn(OpenFilter<'_>) -> Result<Arc<dyn Filter>, String>,
 }
 
 /// What a filter is made of.
 pub(crate) struct OpenFilter<'a> {
-    pub options: OptionSet,
+    /// Those besides `file` and what all nodes have.
+    pub options: &'a mut OptionSet,
     pub groups: &'a ThrottleGroups,
     /// Whether the node is open for writing.
     pub write: bool,

@@ -11,9 +11,8 @@ use crate::storage::Iov;
 
 pub(super) const DRIVER: FilterDriver = FilterDriver {
     name: "preallocate",
-    options: &["prealloc-align", "prealloc-size"],
     shown: &[],
-    open: |mut open| {
+    open: |open| {
         let align = open.options.take_size("prealloc-align")?.unwrap_or(1 << 20);
         let step = open.options.take_size("prealloc-size")?.unwrap_or(128 << 20);
         if !align.is_multiple_of(512) {

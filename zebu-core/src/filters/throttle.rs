@@ -12,9 +12,8 @@ use crate::storage::{Iov, Queue, connect};
 
 pub(super) const DRIVER: FilterDriver = FilterDriver {
     name: "throttle",
-    options: &["throttle-group"],
     shown: &["throttle-group"],
-    open: |mut open| {
+    open: |open| {
         let id = open.options.take_text("throttle-group");
         let id = id.ok_or("Please specify a throttle group")?;
         let group = open.groups.get(&id);

@@ -7,9 +7,8 @@ use super::{Code, Content, Filter, FilterDriver};
 
 pub(super) const DRIVER: FilterDriver = FilterDriver {
     name: "xor",
-    options: &["key"],
     shown: &["key"],
-    open: |mut open| {
+    open: |open| {
         let key = open.options.take_number("key")?;
         let key = key.ok_or("Parameter 'key' is missing")?;
         let key = u8::try_from(key).map_err(|_| "Parameter 'key' expects a number up to 255")?;

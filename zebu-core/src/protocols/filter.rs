@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use super::parse::{Naming, child};
+use super::parse::{Naming, child, refuse_rest};
 use super::shown::object;
 use super::{Driver, FileDriver, FileSpec, Given, Objects, OpenedFile, Protocol};
 use crate::filters::{self, Filter, FilteredFile, OpenFilter, Under};
@@ -22,20 +22,18 @@ pub struct FilterSpec {
     /// What is below: a file, or the disk of an image.
     pub file: FileSpec,
     driver: &'static str,
-    /// Its own options, which are read when it is opened.
-    options: OptionSet,
+    /// Its own options, which are read when it is opened, and refused if it has no such one.
+    pub(super) options: OptionSet,
 }
 
 fn parse(given: &mut Given<'_>) -> Result<FileSpec, String> {
-    let found = filters::find(given.driver).ok_or("no such filter")?;
-    let options = given.options.take_all(found.options);
     let naming = Naming::from(given.name);
     let file = child(&mut given.options, "file", naming, given.depth + 1)?;
     let path = file.path.clone();
     let spec = FilterSpec {
         file,
-        driver: found.name,
-        options,
+        driver: given.driver,
+        options: OptionSet::default(),
     };
     Ok(FileSpec::of(path, FileDriver::Filter(Box::new(spec))))
 }
@@ -53,8 +51,9 @@ impl FilterSpec {
         write: bool,
         below: Under<'_>,
     ) -> Result<Arc<dyn Filter>> {
+        let mut options = self.options.clone();
         let open = OpenFilter {
-            options: self.options.clone(),
+            options: &mut options,
             groups: &objects.throttle_groups,
             write,
         };
@@ -63,6 +62,9 @@ impl FilterSpec {
         let found = found.ok_or_else(|| refused(format!("Unknown driver '{}'", self.driver)))?;
         let filter = (found.open)(open).map_err(refused)?;
         filter.may_be_over(below).map_err(refused)?;
+        let name = self.driver;
+        let what = format!("Block format '{name}' does not support the option");
+        refuse_rest(&options, &what).map_err(refused)?;
         Ok(filter)
     }
 }

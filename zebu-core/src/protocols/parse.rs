@@ -298,12 +298,16 @@ pub fn file(mut options: OptionSet, naming: Naming<'_>, depth: usize) -> Result<
         };
         let mut spec = (protocol.parse)(&mut given)?;
         spec.options.common = CommonOptions::take(&mut given.options)?;
-        let driver = spec.driver.name();
-        let prefix = match &spec.driver {
-            FileDriver::Filter(_) => format!("Block format '{driver}' does not support the option"),
-            _ => format!("Block protocol '{driver}' doesn't support the option"),
-        };
-        refuse_rest(&given.options, &prefix)?;
+        match &mut spec.driver {
+            FileDriver::Filter(filter) => filter.options = given.options,
+            other => {
+                let what = format!(
+                    "Block protocol '{}' doesn't support the option",
+                    other.name()
+                );
+                refuse_rest(&given.options, &what)?;
+            }
+        }
         return Ok(spec);
     }
     match (driver, prefix) {
@@ -344,7 +348,8 @@ fn no_such_node(name: &OsStr) -> String {
     format!("Cannot find device='{name}' nor node-name='{name}'")
 }
 
-fn refuse_rest(options: &OptionSet, prefix: &str) -> Result<(), String> {
+/// Refuses options that are left.
+pub fn refuse_rest(options: &OptionSet, prefix: &str) -> Result<(), String> {
     match options.first_key() {
         None => Ok(()),
         Some(key) => Err(format!("{prefix} '{key}'")),

@@ -92,10 +92,8 @@ impl OpenImage {
             Some(overlay) => (overlay.source(), None),
             None => (opening.source(), opening.format.as_ref()),
         };
-        let format = match format {
-            Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
-            None => None,
-        };
+        let format = format.map(|name| open::format(name)).transpose();
+        let format = format.map_err(|e| e.to_string())?.flatten();
         if let Some(name) = &opening.name {
             let name = Source::Name(name.clone());
             let allowed = untrusted::policy(context).check_source(&name);
