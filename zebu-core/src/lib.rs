@@ -16,6 +16,7 @@ mod filters;
 #[doc(hidden)]
 pub mod internal;
 pub mod jobs;
+mod luks;
 pub mod names;
 mod offset;
 #[doc(hidden)]

@@ -2,8 +2,8 @@
 
 use super::bounds::{MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS};
 use super::bytes::{be16, be32, be64, pad8, slice};
-use super::error::FormatError;
 use super::geometry::{Geometry, OFFSET_MASK};
+use crate::error::FormatError;
 use crate::offset::HostOffset;
 use crate::printable;
 

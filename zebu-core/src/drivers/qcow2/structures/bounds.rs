@@ -1,6 +1,6 @@
 //! The bounds of numbers in a header and of tables: the specification's, or QEMU's.
 
-use super::error::FormatError;
+use crate::error::FormatError;
 
 /// The version by which a new image that was not finished is marked.
 pub const INCOMPLETE_VERSION: u32 = u32::MAX;

@@ -3,7 +3,7 @@
 
 use super::bounds::{MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS};
 use super::bytes::{be32, be64, pad8, slice};
-use super::error::FormatError;
+use crate::error::FormatError;
 use crate::printable;
 
 /// Type of the marker that ends the extension area.

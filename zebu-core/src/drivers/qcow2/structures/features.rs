@@ -1,6 +1,6 @@
 //! Feature bits, compression and encryption in the header. Section "Header".
 
-use super::error::FormatError;
+use crate::error::FormatError;
 
 /// Incompatible bit 0: refcounts may be inconsistent.
 pub const INCOMPATIBLE_DIRTY: u64 = 1;

@@ -2,8 +2,8 @@
 //! entry of which table belongs to an offset.
 
 use super::bounds::{self, MAX_REFCOUNT_ORDER};
-use super::error::FormatError;
 use super::header::Header;
+use crate::error::FormatError;
 use crate::offset::{GuestOffset, HostOffset};
 
 /// Bits of a host offset that L1, standard L2 and bitmap table entries can

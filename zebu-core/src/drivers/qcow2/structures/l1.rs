@@ -1,8 +1,8 @@
 //! Entries of the L1 table: where the L2 tables are. Section "Cluster
 //! mapping", "L1 table entry".
 
-use super::error::FormatError;
 use super::geometry::{Geometry, OFFSET_MASK};
+use crate::error::FormatError;
 use crate::offset::HostOffset;
 
 /// Bit 63 of L1 and L2 entries: the refcount of what they point to is

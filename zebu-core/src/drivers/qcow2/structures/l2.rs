@@ -2,9 +2,9 @@
 //! "Cluster mapping" and "Extended L2 Entries".
 
 use super::bytes::be64;
-use super::error::FormatError;
 use super::geometry::{Geometry, OFFSET_MASK};
 use super::l1::COPIED;
+use crate::error::FormatError;
 use crate::offset::HostOffset;
 
 /// Bit 62: the cluster is compressed.

@@ -1,11 +1,11 @@
-//! Structures of qcow2 on the disk, and LUKS headers, as pure values: bytes in, values out, no I/O.
+//! Structures of qcow2 on the disk as pure values: bytes in, values out, no I/O.
 //!
 //! To be read in this order: `header` with its `features` and `extensions`; `geometry`, the sizes that
 //! follow from it; `l1` and `l2`, the mapping; `refcount`; `snapshot`; `bitmap`; `replace`, another header
-//! in the place of one; `luks`. `bounds` has what is too large, `error` what can be wrong.
+//! in the place of one. `bounds` has what is too large. What can be wrong is in `error/format.rs`, the LUKS header
+//! of an encrypted image in `luks.rs` of the crate.
 //!
-//! One file a subject. Every structure decodes from a slice and, except for LUKS headers, encodes
-//! to bytes. Nothing here reads a file or keeps state, and every number is checked. Invalid bytes
+//! One file a subject. Every structure decodes from a slice and encodes to bytes. Nothing here reads a file or keeps state, and every number is checked. Invalid bytes
 //! give a [`FormatError`] that names the place and the reason. No slice makes a decoder panic, or
 //! allocate more than a small multiple of its length.
 //!
@@ -17,18 +17,18 @@
 mod bitmap;
 mod bounds;
 mod bytes;
-mod error;
 mod extensions;
 mod features;
 mod geometry;
 mod header;
 mod l1;
 mod l2;
-mod luks;
 mod refcount;
 mod replace;
 mod snapshot;
 
+pub use crate::error::FormatError;
+pub use crate::luks::*;
 pub use bitmap::*;
 pub use bounds::{
     INCOMPLETE_VERSION, MAX_BACKING_NAME, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS,
@@ -36,7 +36,6 @@ pub use bounds::{
     MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS, SNAPSHOT_HEADER_BYTES, check_table,
     validate_table,
 };
-pub use error::FormatError;
 pub use extensions::*;
 pub use features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, AUTOCLEAR_KNOWN, COMPATIBLE_LAZY_REFCOUNTS,
@@ -52,7 +51,6 @@ pub use l2::{
     ALL_ALLOCATED, ALL_ZERO, COMPRESSED, ClusterKind, CompressedCluster, L2Entry, SubclusterKind,
     ZERO,
 };
-pub use luks::*;
 pub use refcount::{RefcountBlock, RefcountSpace, RefcountTableEntry};
 pub use replace::Replacement;
 pub use snapshot::*;

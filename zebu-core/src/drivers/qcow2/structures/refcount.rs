@@ -1,7 +1,7 @@
 //! The refcount table and its blocks. Section "Host cluster management".
 
-use super::error::FormatError;
 use super::geometry::Geometry;
+use crate::error::FormatError;
 use crate::offset::HostOffset;
 
 /// Bits of the block offset in a refcount table entry: 9 to 63.

@@ -2,9 +2,9 @@
 
 use super::bounds::{MAX_L1_BYTES, MAX_SNAPSHOTS, SNAPSHOT_HEADER_BYTES, validate_table};
 use super::bytes::{be16, be32, be64, pad8, slice};
-use super::error::FormatError;
 use super::extensions::until_nul;
 use super::geometry::Geometry;
+use crate::error::FormatError;
 use crate::offset::HostOffset;
 
 /// Most extra data of a snapshot in bytes. A limit of QEMU.

@@ -4,10 +4,10 @@ use super::super::bounds::{
     MAX_L1_BYTES, MAX_REFCOUNT_ORDER, MAX_REFCOUNT_TABLE_BYTES, MAX_SNAPSHOTS,
     SNAPSHOT_HEADER_BYTES, check_subclusters, validate_table,
 };
-use super::super::error::FormatError;
 use super::super::extensions::Extension;
 use super::super::features::{Compression, CryptMethod, INCOMPATIBLE_COMPRESSION};
 use super::{COMPRESSION_AT, HEADER_LENGTH_MIN, HEADER_LENGTH_V2, Header};
+use crate::error::FormatError;
 
 /// How much a header must promise.
 #[derive(Clone, Copy, PartialEq, Eq)]

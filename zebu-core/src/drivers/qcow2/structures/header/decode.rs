@@ -2,11 +2,11 @@
 
 use super::super::bounds::{MAX_BACKING_NAME, check_cluster_bits, check_version};
 use super::super::bytes::{be32, be64, slice};
-use super::super::error::FormatError;
 use super::super::extensions::{self, Extensions};
 use super::super::features::{Compression, INCOMPATIBLE_KNOWN};
 use super::check::Strictness;
 use super::{COMPRESSION_AT, FixedHeader, HEADER_LENGTH_MIN, HEADER_LENGTH_V2, Header, MAGIC};
+use crate::error::FormatError;
 
 impl Header {
     /// Reads version and cluster size from the start of the file. 112 bytes

@@ -3,11 +3,11 @@
 use super::super::bounds::{
     INCOMPLETE_VERSION, MAX_BACKING_NAME, check_cluster_bits, check_version,
 };
-use super::super::error::FormatError;
 use super::super::extensions::EXTENSION_FEATURE_NAMES;
 use super::super::features::INCOMPATIBLE_KNOWN;
 use super::check::Strictness;
 use super::{HEADER_LENGTH_MIN, Header, MAGIC};
+use crate::error::FormatError;
 
 impl Header {
     /// The first cluster: header, extensions, backing file name, and zeros to

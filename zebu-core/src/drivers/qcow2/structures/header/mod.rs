@@ -6,13 +6,13 @@ mod decode;
 mod encode;
 
 use super::bounds::MAX_CLUSTER_BITS;
-use super::error::FormatError;
 use super::extensions::{self, BitmapsExtension, Extension, Extensions, FeatureNames};
 use super::features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression,
     CryptMethod, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY,
     INCOMPATIBLE_EXTENDED_L2,
 };
+use crate::error::FormatError;
 use crate::offset::HostOffset;
 
 /// "QFI\xfb", the first four bytes of every image.

@@ -1,11 +1,14 @@
-//! The errors of the library.
+//! The errors of the library. `format` is what decoders of qcow2 find in an image.
+
+mod format;
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::drivers::qcow2::structures::FormatError;
 use crate::printable::{printable, printable_message};
+
+pub use format::FormatError;
 
 /// A result with an [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,9 +1,10 @@
-//! What can be wrong with the bytes of an image, each in one line.
+//! What can be wrong with the bytes of a qcow2 image, each in one line. It is here and not with the structures, which
+//! give these errors, because [`Error`](crate::Error) holds one, and all layers know that.
 
 use thiserror::Error;
 
-use super::luks::LuksError;
-use crate::printable;
+use crate::luks::LuksError;
+use crate::printable::printable;
 
 /// An image that cannot be understood, or a value that the format cannot
 /// hold. Where QEMU has a message for the case the words are QEMU's, because
@@ -279,7 +280,7 @@ pub enum FormatError {
 
 impl FormatError {
     /// Refuses reserved bits that are set.
-    pub(super) fn check_reserved(what: &'static str, value: u64, bits: u64) -> Result<(), Self> {
+    pub(crate) fn check_reserved(what: &'static str, value: u64, bits: u64) -> Result<(), Self> {
         match bits {
             0 => Ok(()),
             bits => Err(FormatError::ReservedBits { what, value, bits }),
