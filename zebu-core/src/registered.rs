@@ -3,8 +3,7 @@
 //! This crate declares functions that a program has once: the crate `zebu` defines them by [`register!`], and so
 //! do the tests of crates that are linked without it. It is as with a global allocator: a program in which they
 //! are missing, or are twice, is not linked. So there is nothing that has to be called first, and nothing that
-//! a linker could leave out.
-#![cfg_attr(not(test), allow(unsafe_code))]
+//! a linker could leave out. Each layer declares its own by `linked!`.
 
 /// Defines what is registered, once in a program.
 #[doc(hidden)]
@@ -12,7 +11,7 @@
 macro_rules! register {
     (formats: $formats:expr, protocols: $protocols:expr $(,)?) => {
         const _: () = {
-            // SAFETY: `zebu_core::registered` declares them with these types, and nothing else has these
+            // SAFETY: `linked!` of zebu-core declares them with these types, and nothing else has these
             // names.
             #[unsafe(no_mangle)]
             fn __zebu_core_0_1_formats() -> &'static [&'static $crate::parts::drivers::Driver] {
@@ -27,41 +26,25 @@ macro_rules! register {
     };
 }
 
-pub use linked::{formats, protocols};
+/// Defines the function that returns what is registered by this symbol: nothing in the unit tests of this crate.
+macro_rules! linked {
+    ($(#[$doc:meta])* fn $name:ident() -> $list:ty = $symbol:ident) => {
+        $(#[$doc])*
+        #[cfg(not(test))]
+        #[allow(unsafe_code)]
+        fn $name() -> $list {
+            // SAFETY: `register!` defines it with this type.
+            unsafe extern "Rust" {
+                safe fn $symbol() -> $list;
+            }
+            $symbol()
+        }
 
-#[cfg(not(test))]
-mod linked {
-    use crate::drivers;
-    use crate::protocols;
-
-    // SAFETY: `register!` defines them with these types.
-    unsafe extern "Rust" {
-        safe fn __zebu_core_0_1_formats() -> &'static [&'static drivers::Driver];
-        safe fn __zebu_core_0_1_protocols() -> &'static [&'static protocols::Driver];
-    }
-
-    /// Formats, in the order of probing.
-    pub fn formats() -> &'static [&'static drivers::Driver] {
-        __zebu_core_0_1_formats()
-    }
-
-    /// Protocols.
-    pub fn protocols() -> &'static [&'static protocols::Driver] {
-        __zebu_core_0_1_protocols()
-    }
+        $(#[$doc])*
+        #[cfg(test)]
+        fn $name() -> $list {
+            &[]
+        }
+    };
 }
-
-/// Nothing is registered in the unit tests of this crate.
-#[cfg(test)]
-mod linked {
-    use crate::drivers;
-    use crate::protocols;
-
-    pub fn formats() -> &'static [&'static drivers::Driver] {
-        &[]
-    }
-
-    pub fn protocols() -> &'static [&'static protocols::Driver] {
-        &[]
-    }
-}
+pub(crate) use linked;

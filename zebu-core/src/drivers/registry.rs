@@ -2,11 +2,17 @@
 
 use super::format::{Driver, Format};
 use super::{qcow2, raw};
-use crate::{Error, printable, registered};
+use crate::registered::linked;
+use crate::{Error, printable};
+
+linked! {
+    /// Formats of other crates, in the order of probing.
+    fn registered() -> &'static [&'static Driver] = __zebu_core_0_1_formats
+}
 
 /// All formats, in the order of probing: what no other one recognizes is raw.
 fn drivers() -> impl Iterator<Item = &'static Driver> {
-    let others = registered::formats().iter().copied();
+    let others = registered().iter().copied();
     [&qcow2::DRIVER]
         .into_iter()
         .chain(others)

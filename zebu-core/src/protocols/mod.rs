@@ -29,11 +29,12 @@ mod spec;
 
 use std::ffi::{OsStr, OsString};
 
+use crate::Result;
 use crate::drivers::is_format;
+use crate::registered::linked;
 use crate::spelling::OptionSet;
 use crate::storage::OpenFile;
 pub use crate::storage::secret::Secret;
-use crate::{Result, registered};
 use file::Local;
 pub use objects::{Objects, TlsObjects};
 pub(crate) use opened::{ATTEMPTS, Identity, Opened, REPLACED};
@@ -238,9 +239,14 @@ impl FileDriver {
     }
 }
 
+linked! {
+    /// Protocols of other crates.
+    fn registered() -> &'static [&'static Driver] = __zebu_core_0_1_protocols
+}
+
 /// All protocols: those here, and those that are registered.
 fn drivers() -> impl Iterator<Item = &'static Driver> {
-    DRIVERS.iter().chain(registered::protocols()).copied()
+    DRIVERS.iter().chain(registered()).copied()
 }
 
 /// The protocol of this name and that name itself; if `is_beginning`, also of what else the name of a file
