@@ -23,7 +23,6 @@ pub use options::{
     NameOptions, OutputFormat, SourceOptions, one_name, rate, source_cache, target_cache,
 };
 
-use crate::commands;
 use crate::output::{self, wrapped};
 use crate::program::{Context, Failure, unrecognized};
 
@@ -66,9 +65,7 @@ fn parse_by<T: clap::Parser>(
         });
         command = with_usage(command, format!("{prefix} [OPTIONS] {operands}{help}"));
     }
-    if let Some(found) = commands::find(context.command).filter(|_| context.role == "zebu") {
-        command = found.with_examples(command);
-    }
+    let command = with_examples(command, context);
     let command = with_any_values(with_command_options(command, &prefix));
     let names = long_names(&command);
     let known = known_names(&command);
@@ -141,6 +138,16 @@ pub fn with_usage(command: clap::Command, usage: String) -> clap::Command {
         true => arg.hide(true),
         false => arg,
     })
+}
+
+/// The command with its examples at the end of the help, which QEMU's programs do not have.
+pub fn with_examples(command: clap::Command, context: &Context) -> clap::Command {
+    if context.role != "zebu" || context.examples.is_empty() {
+        return command;
+    }
+    let before = command.get_after_help();
+    let before = before.map_or_else(String::new, |text| format!("{text}\n\n"));
+    command.after_help(before + &context.examples)
 }
 
 /// The command, called by `prefix`, with the options that every command has.

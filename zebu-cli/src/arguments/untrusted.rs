@@ -42,11 +42,6 @@ pub fn policy(context: &Context) -> Policy {
         .map_or(Policy::Follow, Policy::Untrusted)
 }
 
-/// Whether strict mode is on.
-pub fn is_on(context: &Context) -> bool {
-    context.limits.get().is_some()
-}
-
 /// How an image is opened by default. Code that opens one
 /// begins with this.
 pub fn defaults(context: &Context) -> OpenOptions {

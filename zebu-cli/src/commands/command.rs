@@ -1,7 +1,6 @@
 //! All that the program knows of a command, in one value.
 
 use std::ffi::OsString;
-use std::fmt::Write;
 
 use zebu::block::CreateOption;
 
@@ -89,20 +88,15 @@ impl Command {
         (self.options)().name(self.name).about(self.summary)
     }
 
-    /// `definition`, its own, with the examples at the end of the help.
-    pub fn with_examples(&self, definition: clap::Command) -> clap::Command {
-        if self.examples.is_empty() {
-            return definition;
+    /// The examples as the help shows them; nothing if there are none.
+    pub fn examples_in_help(&self) -> String {
+        let examples = self.examples();
+        let lines = examples.map(|(what, line)| format!("\n  # {what}\n  {line}"));
+        let lines: String = lines.collect();
+        match lines.is_empty() {
+            true => lines,
+            false => format!("Examples:{lines}"),
         }
-        let mut text = String::new();
-        if let Some(before) = definition.get_after_help() {
-            let _ = writeln!(text, "{before}\n");
-        }
-        text.push_str("Examples:");
-        for (what, line) in self.examples() {
-            let _ = write!(text, "\n  # {what}\n  {line}");
-        }
-        definition.after_help(text)
     }
 
     /// The examples: what is done, and the line.

@@ -17,7 +17,7 @@ use zebu::names::Source;
 use zebu::qcow2::Snapshot;
 use zebu::storage::Queue;
 
-use crate::arguments::{OutputFormat, SourceOptions, one_name, target_cache, untrusted};
+use crate::arguments::{OutputFormat, SourceOptions, one_name, target_cache};
 use crate::images::{appliance, open};
 use crate::output::json::{self, Value};
 use crate::output::{self, colours, printable};
@@ -174,17 +174,17 @@ fn collect(
         open::warn_if_guessed(&device);
         let report = Report::of(queue, &device, shown.limits);
         let mut report = report.map_err(|e| open::failure(&name, &e))?;
-        if report.is_filter && !untrusted::is_on(context) {
+        if report.is_filter && !context.is_untrusted() {
             let chain = chain_below(queue, &source, &options, shown, &mut report);
             chain.map_err(|e| open::failure(&name, &e))?;
         }
-        if untrusted::is_on(context) {
+        if context.is_untrusted() {
             report.untrusted = Some(Untrusted::of(&device, guessed));
         }
         if let Some(backing) = report
             .backing
             .as_ref()
-            .filter(|_| chain && untrusted::is_on(context))
+            .filter(|_| chain && context.is_untrusted())
         {
             let text = format!(
                 "The image names a backing file ('{}'), which it may not open",

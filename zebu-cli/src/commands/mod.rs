@@ -75,6 +75,7 @@ pub fn run(context: &mut Context, name: &str, arguments: Vec<OsString>) -> Optio
     let command = find(name)?;
     context.command = command.name;
     context.operands = Some(command.operands);
+    context.examples = command.examples_in_help();
     Some((command.run)(context, arguments))
 }
 

@@ -13,7 +13,7 @@ use zebu::storage::Queue;
 use zebu_ova::{Appliance, Disk, Stored};
 
 use crate::arguments::file_name::as_value;
-use crate::arguments::{NameOptions, OutputFormat, size, untrusted};
+use crate::arguments::{NameOptions, OutputFormat, size};
 use crate::images::{open, same_file};
 use crate::output::json::{self, Map, Value};
 use crate::output::printed::Shown;
@@ -34,7 +34,7 @@ fn read(context: &Context, name: &OsStr) -> Result<Appliance, Failure> {
         return Err(Failure::new(text).with_next("download it, and name the file"));
     }
     // In strict mode a descriptor opens no files.
-    let appliance = Appliance::open(Path::new(name), !untrusted::is_on(context));
+    let appliance = Appliance::open(Path::new(name), !context.is_untrusted());
     let appliance = appliance.map_err(|e| failure(name, &e))?;
     for warning in &appliance.warnings {
         // An error of standard error cannot be reported.

@@ -226,7 +226,7 @@ impl<K: Eq + Hash, W: Write> Few<K, W> {
     pub fn new(context: &Context, out: W) -> Self {
         Few {
             out,
-            most: match context.is_as_qemu() && !untrusted::is_on(context) {
+            most: match context.is_as_qemu() && !context.is_untrusted() {
                 true => u64::MAX,
                 false => MOST,
             },

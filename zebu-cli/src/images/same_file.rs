@@ -5,17 +5,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zebu::block::{Device, FileDriver, FileSpec, Layer, Objects};
-use zebu::storage::{self, FileStamp, OpenFile, Storage};
+use zebu::storage::{self, FileStamp, OpenFile, Queue, QueueOptions, Storage};
 
 use crate::arguments::objects;
-use crate::images::{open, streams};
+use crate::images::streams;
 use crate::program::Context;
 
 /// The message about such a target.
@@ -196,7 +195,7 @@ fn same_bytes(
     if length == 0 || blocks(read.len()?) != blocks(target.len()?) {
         return Ok(None);
     }
-    let queue = open::queue().map_err(|_| io::ErrorKind::Other)?;
+    let queue = Queue::new(QueueOptions::default())?;
     let piece = |of: &dyn Storage, at: u64| {
         let count = PIECE.min(length - at) as usize;
         queue.block_on(storage::read_vec(of, &queue, at, count))
@@ -254,11 +253,6 @@ pub fn reads_elsewhere(path: &Path, target: &dyn Storage, fate: Fate) -> Option<
 pub fn is_printed_to(path: &Path) -> bool {
     let mut outputs = ["/proc/self/fd/1", "/proc/self/fd/2"].into_iter();
     outputs.any(|own| is_same(own.as_ref(), path))
-}
-
-/// A name of an open file, for the functions here.
-pub fn name_of(file: &impl AsRawFd) -> PathBuf {
-    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
 /// Whether `target` is the image's own file, or is read by what is behind it.

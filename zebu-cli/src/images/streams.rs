@@ -3,14 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
 
 use rustix::fs::OFlags;
 use zebu::names::protocol;
 
 use crate::arguments::file_name::after_file;
-use crate::images::same_file;
 use crate::program::descriptors::was_closed;
 
 /// Standard input or output.
@@ -154,7 +154,7 @@ pub fn make_durable(file: &File) -> io::Result<()> {
         file.sync_all()?;
     }
     match kind.is_file() {
-        true => zebu::internal::sync_name(&same_file::name_of(file)),
+        true => zebu::internal::sync_name(&name_of(file)),
         false => Ok(()),
     }
 }
@@ -164,4 +164,9 @@ pub fn make_durable(file: &File) -> io::Result<()> {
 pub fn widen(pipe: &File) {
     const BYTES: usize = 1 << 20;
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, BYTES);
+}
+
+/// A name of an open file.
+pub fn name_of(file: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

@@ -1,13 +1,14 @@
 //! Standard output, and how things are shown.
 //!
 //! `printed` is for names and texts of unknown origin, `wrapped` for help; `progress` is the line of a job on a
-//! terminal, which has `colours`.
+//! terminal, which has `colours`, and `work` what there is to do.
 
 pub mod colours;
 pub mod json;
 pub mod localtime;
 pub mod printed;
 pub mod progress;
+mod work;
 pub mod wrapped;
 
 use std::io::{self, StdoutLock, Write};

@@ -7,12 +7,11 @@ use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zebu::block::Device;
+use zebu::internal::new_image::NewFiles;
 use zebu::storage::Queue;
 
-use crate::arguments::untrusted;
-use crate::images::new_image::NewFiles;
-use crate::images::work::Work;
 use crate::output::Shown;
+use crate::output::work::Work;
 use crate::program::{Context, Failure, signals};
 
 /// The progress of a job over a number of bytes. There is one at a time.
@@ -98,7 +97,7 @@ impl Progress {
     /// only their data count.
     pub fn weigh(&mut self, context: &Context, queue: &Queue, disks: &[&[&Device]]) {
         // Lookups count as work of an untrusted image.
-        if matches!(self.display, Display::None) || untrusted::is_on(context) {
+        if matches!(self.display, Display::None) || context.is_untrusted() {
             return;
         }
         self.work = Work::of(queue, disks);

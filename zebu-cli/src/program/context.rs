@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use zebu::Limits;
 use zebu::block::Objects;
+use zebu::internal::printable_message;
 use zebu::names::without_queries;
 use zebu::storage::BlockCache;
 
-use crate::output::printed;
 use crate::program::closest::closest;
 use crate::program::{Failure, signals};
 
@@ -28,6 +28,8 @@ pub struct Context {
     pub command: &'static str,
     /// Its operands, as its usage line shows them.
     pub operands: Option<&'static str>,
+    /// Its examples, as its help shows them.
+    pub examples: String,
     /// Whether reports have names as they are: scripts that call the program by a name of QEMU's get names as
     /// QEMU prints them; a terminal does not.
     pub raw_names: bool,
@@ -55,12 +57,18 @@ impl Context {
             name,
             command: "",
             operands: None,
+            examples: String::new(),
             raw_names: role != "zebu" && !stdout().is_terminal(),
             limits: Cell::default(),
             cache: RefCell::default(),
             objects: RefCell::default(),
             key_files: RefCell::default(),
         }
+    }
+
+    /// Whether images are opened in strict mode: `--untrusted` was given.
+    pub fn is_untrusted(&self) -> bool {
+        self.limits.get().is_some()
     }
 
     /// Whether the program was called by a name of QEMU's.
@@ -85,7 +93,7 @@ impl Context {
             std::io::stderr(),
             "{}: {}",
             self.name,
-            printed::message(&message)
+            printable_message(&message)
         );
     }
 
@@ -95,7 +103,7 @@ impl Context {
         signals::end_on_stop(format!(
             "{}: Interrupted; {}",
             self.name,
-            printed::message(state)
+            printable_message(state)
         ));
     }
 

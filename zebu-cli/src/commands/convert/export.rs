@@ -122,7 +122,7 @@ impl Output {
     ) -> Result<(Box<dyn StreamSink>, Begun), Failure> {
         match self {
             Output::Pipe(file) => {
-                let path = same_file::name_of(&file);
+                let path = streams::name_of(&file);
                 let appliance = arguments.appliance();
                 let is_read = same_file::reads_file(sources, &path)
                     || appliance.is_some_and(|name| appliance::has_file(name, &path));

@@ -69,10 +69,10 @@ pub fn open(
     };
     // What precedes in a file was read already.
     let target = match output {
-        Some(output) => output.file().map(same_file::name_of),
+        Some(output) => output.file().map(streams::name_of),
         None => file_of(arguments.target()).ok().map(|file| file.path),
     };
-    if target.is_some_and(|target| same_file::is_same(&same_file::name_of(&file), &target)) {
+    if target.is_some_and(|target| same_file::is_same(&streams::name_of(&file), &target)) {
         return Err(export::read_from(arguments.target()));
     }
     streams::widen(&file);

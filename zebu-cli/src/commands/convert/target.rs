@@ -322,7 +322,7 @@ impl Wanted<'_> {
     /// The target with `backing`. In strict mode the backing file is opened because the user named
     /// it, not because the target does.
     fn source(&self, backing: Option<&OsStr>, format: Option<&str>) -> Source {
-        let Some(backing) = backing.filter(|_| untrusted::is_on(self.context)) else {
+        let Some(backing) = backing.filter(|_| self.context.is_untrusted()) else {
             return Source::Name(self.name.to_owned());
         };
         let mut options = OsString::from("file.filename=");

@@ -123,7 +123,7 @@ impl Opened {
     /// Whether it is the file of this path, or may be.
     pub fn is_file(&self, path: &Path) -> bool {
         match &self.bytes {
-            Bytes::File(file) => same_file::is_same(&same_file::name_of(file), path),
+            Bytes::File(file) => same_file::is_same(&streams::name_of(file), path),
             Bytes::Remote(storage) => same_file::file_elsewhere(path, &**storage).is_some(),
         }
     }

@@ -30,7 +30,9 @@ use zebu::block::Device;
 use zebu::storage::Queue;
 
 use super::command::Command;
-use crate::arguments::{block_cache, objects, untrusted, with_command_options, with_usage};
+use crate::arguments::{
+    block_cache, objects, untrusted, with_command_options, with_examples, with_usage,
+};
 use crate::output::wrapped;
 use crate::program::{Context, Failure, Outcome, trace, version};
 use getopt::{Getopt, Long, Takes};
@@ -235,12 +237,8 @@ fn called(context: &Context) -> String {
 
 fn help(context: &Context) -> String {
     let called = called(context);
-    let mut command = definition();
-    if context.role == "zebu" {
-        command = COMMAND.with_examples(command);
-    }
     let command = with_usage(
-        command,
+        with_examples(definition(), context),
         format!("{called} [OPTIONS]... [-c COMMAND]... [FILE]"),
     );
     let text = with_command_options(command, &called).render_help();

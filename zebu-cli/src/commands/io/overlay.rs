@@ -41,7 +41,7 @@ impl Overlay {
         let base = look_at(context, &queue, opening)?;
         let (name, backing) = match opening.source() {
             // In strict mode no name in an image is followed, not even in this one.
-            Source::Name(name) if untrusted::is_on(context) => (None, {
+            Source::Name(name) if context.is_untrusted() => (None, {
                 let format = base.top().format().name();
                 let mut options = OsString::from(format!("driver={format},file.filename="));
                 options.push(as_value(&absolute(&name)));
