@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use zebu::block::{BitmapInfo, DirtyBits};
 
+use crate::cell::{Cell, UNREADABLE};
 use crate::content::{self, Tag};
 use crate::disk::SECTOR;
-use crate::model::{Cell, UNREADABLE};
 use crate::steps::NewBitmap;
 
 /// A bitmap, and what must be dirty in it.

@@ -16,9 +16,20 @@ use zebu::internal::engine::{Completion, Engine, Interest, Notify, Op, Token, si
 use zebu::internal::names::simulate_names;
 use zebu::storage::{Queue, QueueOptions};
 
-use crate::disk::Disk;
-use crate::names::DiskNames;
-use crate::steps::Fate;
+use crate::disk::{Disk, DiskNames};
+
+/// What happens to a request's future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is polled to its end.
+    Run,
+    /// It is dropped after this number of polls.
+    Drop(u32),
+    /// After this number of polls it is suspended until all other requests have ended.
+    Stall(u32),
+    /// The same, and then it is dropped.
+    StallDrop(u32),
+}
 
 /// An engine without operations of its own: a queue waits for operations of the disk.
 struct Waits {

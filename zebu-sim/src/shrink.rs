@@ -1,55 +1,12 @@
 //! Runs scenarios, with panics as failures, and shrinks a failing one.
 
-use std::cell::{Cell, RefCell};
-use std::panic::{self, AssertUnwindSafe};
-use std::sync::Once;
-
+use crate::panics::quietly;
 use crate::run::{Report, run};
 use crate::steps::{BitmapChange, Fate, ImageChange, PairStop, Scenario, Stop, What};
-
-thread_local! {
-    /// Whether this thread simulates.
-    static SIMULATES: Cell<bool> = const { Cell::new(false) };
-    /// The first panic of its simulation: place and message.
-    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
-}
-
-/// Keeps panics of simulations for the report instead of printing them.
-fn keep_panics() {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let print = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !SIMULATES.get() || zebu_testkit::trace() {
-                return print(info);
-            }
-            let place = info.location().map(ToString::to_string);
-            let text = info.payload_as_str().unwrap_or("?");
-            let text = format!("{text} ({})", place.unwrap_or_default());
-            PANIC.with_borrow_mut(|panic| _ = panic.get_or_insert(text));
-        }));
-    });
-}
 
 /// Runs a scenario; the error describes the failure.
 pub fn attempt(scenario: &Scenario) -> Result<Report, String> {
     quietly(|| run(scenario)).flatten()
-}
-
-/// Does it; the error describes a panic, which is not printed.
-pub fn quietly<T>(what: impl FnOnce() -> T) -> Result<T, String> {
-    keep_panics();
-    PANIC.set(None);
-    SIMULATES.set(true);
-    let result = panic::catch_unwind(AssertUnwindSafe(what));
-    SIMULATES.set(false);
-    result.map_err(|_| {
-        let text = PANIC.take().unwrap_or_default();
-        match text.starts_with("hang: ") {
-            true => text,
-            false => format!("panic: {text}"),
-        }
-    })
 }
 
 /// The kind of a failure.

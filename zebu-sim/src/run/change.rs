@@ -5,9 +5,10 @@ use zebu::qcow2::SnapshotName;
 use zebu::storage::Buffer;
 
 use super::{Run, Verdict, context, is_refusal};
+use crate::cell::{Cell, Time};
 use crate::content::ZERO;
 use crate::disk::SECTOR;
-use crate::model::{Cell, Snapshot, Time};
+use crate::model::Snapshot;
 use crate::sched;
 use crate::steps::{ImageChange, Stop};
 

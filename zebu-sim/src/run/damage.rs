@@ -1,9 +1,9 @@
 //! Damage to the file of the closed image, and cuts of its end.
 
 use super::{Run, Verdict};
+use crate::cell::Cell;
 use crate::content::ZERO;
 use crate::disk::SECTOR;
-use crate::model::Cell;
 use crate::steps::Damage;
 use crate::walk::walk;
 use zebu_testkit::Rng;

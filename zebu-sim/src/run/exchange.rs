@@ -17,8 +17,8 @@ use zebu::storage::{EngineKind, Memory, Queue};
 
 use super::make::{IMAGE, base_name};
 use super::{Flying, Run, Verdict, context};
+use crate::cell::Time;
 use crate::disk::SECTOR;
-use crate::model::Time;
 use crate::sched::{self, Driven, RequestFuture};
 use crate::steps::{Exchange, ExchangeKind, Fate, Kind, Opening, Step, What};
 

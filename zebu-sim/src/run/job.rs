@@ -12,9 +12,9 @@ use zebu::storage::{CacheMode, EngineKind, LockRequest, Queue};
 use super::make::IMAGE;
 use super::{Run, Verdict, context, is_refusal};
 use crate::bitmaps::Bitmap;
+use crate::cell::Cell;
 use crate::content::ZERO;
 use crate::disk::{Class, Failure, Fault};
-use crate::model::Cell;
 use crate::sched;
 use crate::steps::{Job, Stop};
 

@@ -7,9 +7,10 @@ use zebu::storage::{Buffer, Queue};
 
 use super::{Contents, Run, Verdict, context};
 use crate::bitmaps::{Found, check_bitmaps, note_lost};
+use crate::cell::UNREADABLE;
 use crate::content::{self, Tag, ZERO};
 use crate::disk::{Cut, SECTOR};
-use crate::model::{Model, UNREADABLE, check_cells};
+use crate::model::{Model, check_cells};
 use crate::sched;
 use zebu_testkit::library::allowed_flags::allowed_flags;
 

@@ -10,9 +10,10 @@ use zebu::storage::{CacheMode, Queue};
 
 use super::{Base, Run, Verdict, context};
 use crate::bitmaps::Bitmap;
+use crate::cell::Cell;
 use crate::content::{self, LEAST_PART, ZERO};
 use crate::disk::{Disk, SECTOR};
-use crate::model::{Cell, Model, zeroes};
+use crate::model::{Model, zeroes};
 use crate::sched;
 use crate::steps::{NewBitmap, Opening, Scenario};
 use zebu_testkit::Rng;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use zebu::block::{Format, SharedDevice};
 use zebu::storage::Queue;
 
+use crate::cell::Time;
 use crate::content::Tag;
 use crate::disk::Disk;
-use crate::model::{Model, Readings, Time};
+use crate::model::{Model, Readings};
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{ImageChange, Kind, Opening, Scenario, Step, Stop, What};
 use zebu_testkit::Rng;

@@ -6,9 +6,10 @@ use zebu::block::{Device, OpenOptions, SharedDevice};
 use zebu::storage::{Iov, Queue};
 
 use super::{Flying, IDLE_ROUNDS, MOST_IN_FLIGHT, Run, Session, TURNS, Verdict};
+use crate::cell::Time;
 use crate::content::{self, Tag, ZERO};
 use crate::disk::SECTOR;
-use crate::model::{Model, Readings, Time};
+use crate::model::{Model, Readings};
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{Fate, Kind, Opening, Request, Stop};
 
