@@ -382,7 +382,7 @@ fn what_changes_bytes_hides_what_is_known_below() {
     ]);
 }
 
-/// A file with a filter that changes bytes grows by zeroes as they are above.
+/// A file with a filter that changes bytes grows by zeroes as they are above. It has no place for what is read.
 #[cfg(debug_assertions)]
 #[test]
 fn a_file_whose_bytes_are_changed_is_an_image() {
@@ -405,6 +405,15 @@ fn a_file_whose_bytes_are_changed_is_an_image() {
             answer.status == 0 && !answer.out.contains("failed"),
             "{format}: {answer:?}"
         );
+        // Other bytes stand in the file.
+        let map = lab.zebu(&["map", "--output=json", "--image-opts", &over]);
+        let map = map.ok("map").out;
+        assert!(
+            map.contains("\"data\": true") && !map.contains("offset"),
+            "{map}"
+        );
+        let human = lab.zebu(&["map", "--image-opts", &over]);
+        human.fails_with("external, encrypted or compressed clusters");
         if format != "raw" {
             lab.zebu(&["check", "--image-opts", &over]).ok("check");
         }

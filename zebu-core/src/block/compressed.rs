@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::device::Device;
-use super::read::over;
 use crate::Result;
 use crate::drivers::Below;
 use crate::storage::{Iov, Queue};
@@ -20,24 +19,12 @@ impl Device {
         self.top_for_writing(offset, iov.len() as u64)?;
         let range = offset..offset + iov.len() as u64;
         let _hooked = self.hooked(queue, range).await?;
-        if self.has_filters && !iov.is_empty() {
-            let filtered = self.filtered();
-            return filtered.write_compressed(queue, offset, iov).await;
-        }
-        self.write_image_compressed(queue, offset, iov).await
-    }
-
-    /// [`Device::write_compressed`] below the filters over the top image.
-    pub(super) async fn write_image_compressed(
-        &self,
-        queue: &Queue,
-        offset: u64,
-        iov: &Iov,
-    ) -> Result<()> {
-        let (image, below) = (&self.top().image, self.below());
-        image
-            .write_compressed(over(queue, &below), offset, iov)
-            .await
+        let filtered = match iov.is_empty() {
+            // Filters have no empty requests.
+            true => self.filtered().image(),
+            false => self.filtered(),
+        };
+        filtered.write_compressed(queue, offset, iov).await
     }
 
     /// Stores clusters whose data the caller has compressed with the image's compression type.
@@ -63,22 +50,6 @@ impl Device {
             _ => 0..0,
         };
         let _hooked = self.hooked(queue, range).await?;
-        match self.has_filters {
-            false => self.write_image_packed(queue, clusters, data).await,
-            true => self.filtered().write_packed(queue, clusters, data).await,
-        }
-    }
-
-    /// [`Device::write_packed`] below the filters over the top image.
-    pub(super) async fn write_image_packed(
-        &self,
-        queue: &Queue,
-        clusters: &[(u64, Range<usize>)],
-        data: &[u8],
-    ) -> Result<()> {
-        let (image, below) = (&self.top().image, self.below());
-        image
-            .write_packed(over(queue, &below), clusters, data)
-            .await
+        self.filtered().write_packed(queue, clusters, data).await
     }
 }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::exchange::Resting;
-use super::filtered::Filters;
+use super::filtered::{Filters, Rest};
 use super::known_data::KnownData;
-use super::read::Chain;
 use super::{ChangeHook, DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::structures::Snapshot;
@@ -229,9 +228,9 @@ impl Device {
     }
 
     /// The top image, and what it lies on, for a change of the whole image.
-    pub(super) fn top_mut(&mut self) -> (&mut AnyImage, Option<Chain<'_>>) {
+    pub(super) fn top_mut(&mut self) -> (&mut AnyImage, Option<Rest<'_>>) {
         let (top, below) = self.layers.split_first_mut().expect("at least one");
-        (&mut top.image, Chain::below(below))
+        (&mut top.image, Rest::below(below))
     }
 
     /// Whether discards are carried out.

@@ -11,10 +11,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer, WriteMode};
-use super::filtered::Filters;
+use super::filtered::{Filters, Found, Rest};
 use super::open::MAX_CHAIN;
-use super::read::{Chain, over};
-use crate::drivers::{Clear, Preallocation};
+use super::read::over;
+use crate::drivers::{Below, Clear, Extent, Mapping, Preallocation};
 use crate::storage::named::named_file;
 use crate::storage::{self, LockRequest, Queue, Storage};
 use crate::{Error, Result};
@@ -111,7 +111,7 @@ impl Device {
         self.wake(queue, 1).await?;
         has_size(self)?;
         let (below, rest) = self.layers[1..].split_first().expect("it is there");
-        let behind = Chain::below(rest);
+        let behind = Rest::below(rest);
         below.image.flush(over(queue, &behind)).await?;
         let top = self.layers.remove(0);
         self.find_filters();
@@ -126,70 +126,50 @@ impl Device {
     /// # Errors
     ///
     /// As of [`Device::take_off_top`], and those of [`Device::write`] and of [`Device::resize`] for the
-    /// image below, which is not enlarged below a filter that changes bytes. The chain is as before, and shows
-    /// the same; the call may be repeated.
+    /// image below. The chain is as before, and shows the same; the call may be repeated.
     pub async fn commit_top(&mut self, queue: &Queue) -> Result<()> {
         self.below_for_writing()?;
         self.wake(queue, 1).await?;
         let size = self.size();
-        let (below, rest) = self.layers[1..].split_first_mut().expect("it is there");
-        let behind = Chain::below(rest);
-        if below.size() < size && !below.filters.keep_bytes() {
-            let why =
-                "The image below is smaller, and a filter over it changes bytes: resize it first";
-            return Err(Error::Refused(why.into()));
-        }
-        if below.size() < size {
-            let enlarged = below
-                .image
-                .resize(over(queue, &behind), size, Preallocation::Off);
-            enlarged.await?;
+        if self.layers[1].size() < size {
+            let off = Preallocation::Off;
+            self.resize_image(queue, 1, size, off).await?;
         }
         let mut at = 0;
         while at < size {
             let length = (size - at).min(COMMITTED);
-            let status = self.image_status(queue, at, length).await?;
-            if status.present && status.depth == 0 {
-                self.commit_range(queue, at..at + status.length, status.zero)
-                    .await?;
-            }
-            at += status.length;
+            let found = self.filtered().image().find(queue, at, length).await?;
+            at += match found {
+                Found::Mapped(
+                    0,
+                    Extent {
+                        mapping, length, ..
+                    },
+                ) if !matches!(mapping, Mapping::Unallocated { .. }) => {
+                    let is_zero = matches!(mapping, Mapping::Zero { .. });
+                    self.commit_range(queue, at..at + length, is_zero).await?;
+                    length
+                }
+                Found::Mapped(_, Extent { length, .. }) | Found::Changed(_, length) => length,
+            };
         }
         Ok(())
     }
 
     /// Writes a range of the disk to the image below the top one.
     async fn commit_range(&self, queue: &Queue, range: Range<u64>, is_zero: bool) -> Result<()> {
-        let (below, rest) = self.layers[1..].split_first().expect("it is there");
-        let behind = Chain::below(rest);
-        let image = &below.image;
-        if is_zero && below.filters.keep_bytes() {
-            let zeroed = image.clear(over(queue, &behind), range, Clear::Zero);
-            return zeroed.await;
+        let below = self.codes_over(1);
+        if is_zero {
+            return below.clear(queue, range, Clear::Zero).await;
         }
         let length = (range.end - range.start) as usize;
         let mut buffer = queue.buffer(length);
-        {
-            // SAFETY: the buffer lives until the read, awaited here, has ended.
-            #[allow(unsafe_code)]
-            let iov = unsafe { buffer.iov() }.slice(0, length);
-            self.read_image(queue, range.start, &iov).await?;
-        }
-        below.filters.encode(range.start, &mut buffer[..length])?;
-        // SAFETY: the buffer lives until the write, awaited here, has ended.
+        // SAFETY: the buffer lives until the read and the write, awaited here, have ended.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
-        let _stay = image.enter();
-        match image.in_place(range.start, length as u64) {
-            Some((storage, host)) => {
-                let storage = &**image.storage(storage);
-                Ok(storage::write(storage, queue, host.0, &iov).await?)
-            }
-            None => {
-                drop(_stay);
-                image.write(over(queue, &behind), range.start, &iov).await
-            }
-        }
+        let image = self.filtered().image();
+        image.read(queue, range.start, &iov).await?;
+        below.write(queue, range.start, &iov).await
     }
 
     /// Replaces what the top image lies on by another chain of the same content, or by nothing if the
@@ -290,7 +270,7 @@ impl Device {
     /// Makes an image of the chain writable again.
     async fn wake(&mut self, queue: &Queue, depth: usize) -> Result<()> {
         let (layers, rest) = self.layers.split_at_mut(depth + 1);
-        let (layer, behind) = (&mut layers[depth], Chain::below(rest));
+        let (layer, behind) = (&mut layers[depth], Rest::below(rest));
         if let Some(resting) = &layer.resting {
             resting.lock_again()?;
         }
@@ -307,7 +287,7 @@ impl Device {
     /// Ends the writing of an image, if it is written.
     pub(super) async fn close_below(&mut self, queue: &Queue, depth: usize) -> Result<()> {
         let (layers, rest) = self.layers.split_at_mut(depth + 1);
-        let (layer, behind) = (&mut layers[depth], Chain::below(rest));
+        let (layer, behind) = (&mut layers[depth], Rest::below(rest));
         match layer.write {
             Some(_) => layer.image.close(over(queue, &behind)).await,
             None => Ok(()),

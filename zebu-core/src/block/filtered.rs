@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer};
-use super::read::Chain;
-use super::{BackingSpec, FileDriver, FileSpec, FilterSpec, ImageSpec, Objects, Zeroing};
+use super::read::{Chain, over};
+use super::{BackingSpec, FileDriver, FileSpec, FilterSpec, ImageSpec, Objects};
 use crate::drivers::{Below, BoxFuture, Changing, Clear, Extent, Format, Mapping};
-use crate::filters::{Content, CopyOnRead, Filter, Over, Under, write_zeroes};
+use crate::filters::{CopyOnRead, Filter, Over, Under, write_zeroes};
 use crate::storage::{Event, Iov, Queue};
 use crate::{Error, Result, printable};
 
@@ -121,21 +121,6 @@ impl Filters {
         self.nodes.retain(|node| node.filter.content().is_kept());
     }
 
-    /// Makes of bytes above these filters what the image below them has. They begin at `offset`.
-    pub fn encode(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        for node in &self.nodes {
-            match node.filter.content() {
-                Content::Kept => {}
-                Content::Coded(code) => code.encode(offset, bytes),
-                Content::Changed => {
-                    let why = format!("'{}' cannot be written through here", node.name);
-                    return Err(Error::Refused(why));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Adds a filter below all others.
     pub fn copy_on_read(&mut self) {
         self.nodes.push(Node {
@@ -183,14 +168,14 @@ impl Device {
 
     /// Whether bytes pass the filters over the top image as they are.
     pub(crate) fn keeps_bytes(&self) -> bool {
-        self.filters.keep_bytes() && self.top().filters.keep_bytes()
+        self.filtered().keeps_bytes()
     }
 
     /// Whether compressed data may be written as they are.
     pub(crate) fn passes_packed(&self) -> bool {
-        let nodes = self.filters.nodes.iter().chain(&self.top().filters.nodes);
-        let mut filters = nodes.map(|node| &node.filter);
-        filters.all(|filter| filter.content().is_kept() && filter.passes_compressed())
+        let rest = self.filtered();
+        rest.left()
+            .all(|filter| filter.content().is_kept() && filter.passes_compressed())
     }
 
     /// Takes those filters over the top image away that change bytes, for a job that moves what the image
@@ -212,12 +197,26 @@ impl Device {
         self.filters.spec.is_some()
     }
 
-    /// Where requests of a device with filters go.
+    /// Where requests of the device go.
     pub(super) fn filtered(&self) -> Rest<'_> {
         Rest {
-            device: Some(self),
-            chain: self.chain(),
-            passed: 0,
+            over: &self.filters.nodes,
+            ..Rest::of(self.chain())
+        }
+    }
+
+    /// An image of the chain below the filters that change its bytes. As in QEMU, what is written to a whole image
+    /// passes the others by.
+    pub(super) fn codes_over(&self, depth: usize) -> Rest<'_> {
+        let over = match depth {
+            0 => &self.filters.nodes[..],
+            _ => &[],
+        };
+        let chain = Chain::of(&self.layers[depth..]).expect("it is there");
+        Rest {
+            over,
+            only_codes: true,
+            ..Rest::of(chain)
         }
     }
 
@@ -270,34 +269,77 @@ fn put_below(file: &mut FileSpec, image: ImageSpec) {
     }
 }
 
-/// The nodes below the filters that a request has passed.
+/// The nodes below the filters that a request has passed. What is known of a range without reading it, this alone
+/// tells.
+#[derive(Clone, Copy)]
 pub(super) struct Rest<'a> {
-    /// None: it reads images of a backing chain.
-    device: Option<&'a Device>,
+    /// The filters of a device, over whatever is on top.
+    over: &'a [Node],
     chain: Chain<'a>,
     passed: usize,
+    /// Whether filters that keep bytes are passed by.
+    only_codes: bool,
 }
 
 impl<'a> Rest<'a> {
-    /// Images below others, with the filters over the first one.
-    pub fn below(chain: Chain<'a>) -> Self {
+    /// Images of a chain, with the filters over the first one.
+    pub fn of(chain: Chain<'a>) -> Self {
         Rest {
-            device: None,
+            over: &[],
             chain,
             passed: 0,
+            only_codes: false,
+        }
+    }
+
+    /// What lies below an image: these, the next one first.
+    pub fn below(layers: &'a [Layer]) -> Option<Self> {
+        Chain::of(layers).map(Rest::of)
+    }
+
+    /// Below all filters of the first image.
+    pub fn image(self) -> Self {
+        Rest {
+            passed: usize::MAX,
+            ..self
         }
     }
 
     /// The filters that are left.
     fn left(&self) -> impl Iterator<Item = &'a dyn Filter> {
-        let of_device = self.device.map_or(&[][..], |device| &device.filters.nodes);
-        let nodes = of_device.iter().chain(&self.chain.first().filters.nodes);
-        nodes.skip(self.passed).map(|node| &*node.filter)
+        let nodes = self.over.iter().chain(&self.chain.first().filters.nodes);
+        let (only_codes, passed) = (self.only_codes, self.passed);
+        let filters = nodes.map(|node| &*node.filter);
+        let counts = move |filter: &&dyn Filter| !(only_codes && filter.content().is_kept());
+        filters.filter(counts).skip(passed)
     }
 
     /// The filter that is next.
     fn next(&self) -> Option<&'a dyn Filter> {
         self.left().next()
+    }
+
+    /// Whether bytes pass all of them as they are.
+    pub fn keeps_bytes(&self) -> bool {
+        self.left().all(|filter| filter.content().is_kept())
+    }
+
+    /// What a range is, as far as filters keep bytes.
+    pub async fn find(self, queue: &Queue, offset: u64, limit: u64) -> Result<Found> {
+        if !self.keeps_bytes() {
+            return Ok(Found::Changed(0, limit));
+        }
+        let changes = |filters: &Filters| !filters.keep_bytes();
+        let cut = self.chain.cut_at(changes);
+        let upper = cut.map_or(self.chain, |(upper, _)| upper);
+        let (depth, extent) = upper.resolve(queue, offset, limit).await?;
+        let is_unallocated = matches!(extent.mapping, Mapping::Unallocated { .. });
+        Ok(match cut {
+            Some((_, lower)) if is_unallocated && upper.is_last(depth) && offset < lower.size() => {
+                Found::Changed(depth + 1, extent.length.min(lower.size() - offset))
+            }
+            _ => Found::Mapped(depth, extent),
+        })
     }
 
     /// What the next filter makes of a request; None: there is none, and the image has it.
@@ -313,35 +355,43 @@ impl<'a> Rest<'a> {
         Some(async move { request(filter, &below).await })
     }
 
-    /// The device, for a change of its top image.
-    fn changed(&self) -> Result<&'a Device> {
-        self.device.ok_or_else(|| Error::os(libc::EPERM))
+    /// The images, for a change of the first one.
+    fn written(&self) -> Result<Chain<'a>> {
+        let chain = self.chain.first().write.map(|_| self.chain);
+        chain.ok_or_else(|| Error::os(libc::EPERM))
     }
 }
 
 impl Below for Rest<'_> {
     fn size(&self) -> u64 {
-        self.device.map_or(self.chain.size(), Device::size)
+        self.chain.size()
     }
 
     fn read<'a>(&'a self, queue: &'a Queue, offset: u64, iov: &'a Iov) -> Changing<'a> {
         let pass = async move |filter: &dyn Filter, below: &dyn Below| {
             filter.read(Over { queue, below }, offset, iov).await
         };
-        match (self.pass(pass), self.device) {
-            (Some(passing), _) => Box::pin(passing),
-            (None, Some(device)) => Box::pin(device.read_image(queue, offset, iov)),
-            (None, None) => Box::pin(self.chain.read_image(queue, offset, iov)),
+        match self.pass(pass) {
+            Some(passing) => Box::pin(passing),
+            None => Box::pin(self.chain.read_image(queue, offset, iov)),
         }
     }
 
     fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
-            if !self.left().all(|filter| filter.content().is_kept()) {
-                return Ok(false);
+            let _stay = self.chain.first().image.enter();
+            let mut at = range.start;
+            while at < range.end {
+                let found = self.find(queue, at, range.end - at).await?;
+                let Found::Mapped(_, extent) = found else {
+                    return Ok(false);
+                };
+                match extent.mapping {
+                    Mapping::Zero { .. } | Mapping::Unallocated { .. } => at += extent.length,
+                    _ => return Ok(false),
+                }
             }
-            let _stay = self.device.map(Device::enter);
-            self.chain.image_is_zero(queue, range).await
+            Ok(true)
         })
     }
 
@@ -360,7 +410,7 @@ impl Below for Rest<'_> {
     ) -> BoxFuture<'a, Result<(bool, u64)>> {
         Box::pin(async move {
             let length = range.end - range.start;
-            let _stay = self.device.map(Device::enter);
+            let _stay = self.chain.first().image.enter();
             let (depth, extent) = self.chain.resolve(queue, range.start, length).await?;
             let is_unallocated = matches!(extent.mapping, Mapping::Unallocated { .. });
             Ok((depth == 0 && !is_unallocated, extent.length))
@@ -373,7 +423,7 @@ impl Below for Rest<'_> {
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
-            None => Box::pin(async move { self.changed()?.write_image(queue, offset, iov).await }),
+            None => Box::pin(async move { self.written()?.write_image(queue, offset, iov).await }),
         }
     }
 
@@ -385,8 +435,13 @@ impl Below for Rest<'_> {
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
             None => Box::pin(async move {
-                let device = self.changed()?;
-                device.write_image_compressed(queue, offset, iov).await
+                let (chain, below) = (self.written()?, self.chain.behind());
+                let context = over(queue, &below);
+                chain
+                    .first()
+                    .image
+                    .write_compressed(context, offset, iov)
+                    .await
             }),
         }
     }
@@ -404,8 +459,13 @@ impl Below for Rest<'_> {
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
             None => Box::pin(async move {
-                let device = self.changed()?;
-                device.write_image_packed(queue, clusters, data).await
+                let (chain, below) = (self.written()?, self.chain.behind());
+                let context = over(queue, &below);
+                chain
+                    .first()
+                    .image
+                    .write_packed(context, clusters, data)
+                    .await
             }),
         }
     }
@@ -426,10 +486,10 @@ impl Below for Rest<'_> {
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
             None => Box::pin(async move {
-                let device = self.changed()?;
+                let chain = self.written()?;
                 match how {
-                    Clear::Quickly => device.zero_image_quickly(queue, own, Zeroing::Keep).await,
-                    _ => device.clear_image(queue, own, how).await,
+                    Clear::Quickly => chain.zero_quickly(queue, own, Clear::Zero).await,
+                    _ => chain.clear(queue, own, how).await,
                 }
             }),
         }
@@ -441,7 +501,10 @@ impl Below for Rest<'_> {
         };
         match self.pass(pass) {
             Some(passing) => Box::pin(passing),
-            None => Box::pin(async move { self.changed()?.flush_image(queue).await }),
+            None => Box::pin(async move {
+                let (chain, below) = (self.written()?, self.chain.behind());
+                chain.first().image.flush(over(queue, &below)).await
+            }),
         }
     }
 }
@@ -455,43 +518,12 @@ pub(super) enum Found {
 }
 
 impl Chain<'_> {
-    /// [`Chain::resolve`], as far as filters keep bytes: those over images below the first one.
-    pub(super) async fn find(self, queue: &Queue, offset: u64, limit: u64) -> Result<Found> {
-        let changes = |filters: &Filters| !filters.keep_bytes();
-        let Some((upper, lower)) = self.cut_at(changes) else {
-            let (depth, extent) = self.resolve(queue, offset, limit).await?;
-            return Ok(Found::Mapped(depth, extent));
-        };
-        let (depth, extent) = upper.resolve(queue, offset, limit).await?;
-        let is_unallocated = matches!(extent.mapping, Mapping::Unallocated { .. });
-        Ok(
-            match is_unallocated && upper.is_last(depth) && offset < lower.size() {
-                true => Found::Changed(depth + 1, extent.length.min(lower.size() - offset)),
-                false => Found::Mapped(depth, extent),
-            },
-        )
-    }
-
-    /// Whether a range reads as zeroes by the metadata alone, below the filters of the first image.
-    pub(super) async fn image_is_zero(self, queue: &Queue, range: Range<u64>) -> Result<bool> {
-        let mut at = range.start;
-        while at < range.end {
-            let Found::Mapped(_, extent) = self.find(queue, at, range.end - at).await? else {
-                return Ok(false);
-            };
-            match extent.mapping {
-                Mapping::Zero { .. } | Mapping::Unallocated { .. } => at += extent.length,
-                _ => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
-
     /// Reads below the filters of the first image. What is below another one with filters is asked of
     /// these.
     pub(super) async fn read_image(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let _stay = self.first().image.enter();
         match self.cut_at_filters() {
-            None => self.read_by_plan(queue, offset, iov).await,
+            None => self.read_mapped(queue, offset, iov).await,
             Some((upper, lower)) => upper.read_over(lower, queue, offset, iov).await,
         }
     }
@@ -504,7 +536,7 @@ impl Chain<'_> {
         offset: u64,
         iov: &Iov,
     ) -> Result<()> {
-        let (upper, lower) = (self, Rest::below(lower));
+        let (upper, lower) = (self, Rest::of(lower));
         let mut at = 0;
         while at < iov.len() {
             let (is_lower, length) = upper

@@ -6,14 +6,13 @@
 //! lie close together are read together too.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer};
 use super::filtered::{Filters, Rest};
 use crate::Result;
 use crate::codec;
-use crate::drivers::{Below, BoxFuture, CompressedData, Context, Extent, Mapping, Stay, StorageId};
+use crate::drivers::{Below, CompressedData, Context, Extent, Mapping, Stay, StorageId};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading, Reserved, Step};
 
 /// Segments of one vectored operation at most. The kernel's `IOV_MAX` is 1024, and a part may have
@@ -81,61 +80,13 @@ impl Device {
             return self.filtered().read(queue, offset, iov).await;
         }
         let _stay = self.enter();
-        self.read_mapped(queue, offset, iov).await
-    }
-
-    /// [`Device::read`] below the filters over the top image.
-    pub(super) async fn read_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let _stay = self.enter();
-        match self.chain().cut_at_filters() {
-            None => self.read_mapped(queue, offset, iov).await,
-            Some((upper, lower)) => upper.read_over(lower, queue, offset, iov).await,
-        }
-    }
-
-    /// [`Device::read`] that may also reach past the end of the disk, where VM state is. The caller
-    /// has entered the epoch.
-    pub(super) async fn read_mapped(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let length = iov.len() as u64;
-        if length == 0 {
-            return Ok(());
-        }
-        // Most requests lie in one extent, and need no plan.
-        let (layer, extent) = self.chain().resolve(queue, offset, length).await?;
-        if extent.length == length {
-            match extent.mapping {
-                Mapping::Data { host } => {
-                    let image = &self.layers()[layer].image;
-                    image.check_data(offset, extent.storage, host.0, length)?;
-                    self.chain().reads_from(layer);
-                    let storage = &**image.storage(extent.storage);
-                    return Ok(storage::read(storage, queue, host.0, iov).await?);
-                }
-                Mapping::Zero { .. } | Mapping::Unallocated { .. } => {
-                    iov.fill(0);
-                    return Ok(());
-                }
-                Mapping::Compressed { .. } => {}
-            }
-        }
-        Box::pin(self.chain().read_by_plan(queue, offset, iov)).await
+        self.chain().read_mapped(queue, offset, iov).await
     }
 
     /// Enters the epoch of a request. Until the guard is dropped, no cluster that the request finds
     /// mapped is reused.
     pub(super) fn enter(&self) -> Option<Stay<'_>> {
         self.top().image.enter()
-    }
-
-    /// What the top image lies on.
-    pub(super) fn below(&self) -> Option<Chain<'_>> {
-        Chain::below(&self.layers()[1..])
-    }
-
-    /// Whether a range, inside of the disk, reads as zeroes by the metadata alone.
-    pub(super) async fn is_zero(&self, queue: &Queue, range: Range<u64>) -> Result<bool> {
-        let _stay = self.enter();
-        self.chain().image_is_zero(queue, range).await
     }
 
     /// The images as they are read.
@@ -158,11 +109,20 @@ pub(super) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// What an image lies on that has these below it, the next one first. How much of it the disk
-    /// shows, the image knows.
-    pub(super) fn below(layers: &'a [Layer]) -> Option<Self> {
+    /// These images as one disk. How much of it is shown, the image above them knows.
+    pub(super) fn of(layers: &'a [Layer]) -> Option<Self> {
         let size = layers.first()?.size();
         Some(Chain { layers, size })
+    }
+
+    /// What the first image lies on.
+    pub(super) fn behind(self) -> Option<Rest<'a>> {
+        Rest::below(&self.layers[1..])
+    }
+
+    /// Size of the disk in bytes.
+    pub(super) fn size(self) -> u64 {
+        self.size
     }
 
     /// The layer that maps `offset`, and its extent there, of at most `limit` bytes. An unallocated
@@ -232,6 +192,34 @@ impl<'a> Chain<'a> {
         for layer in self.layers {
             layer.event(event);
         }
+    }
+
+    /// [`Device::read`] that may also reach past the end of the disk, where VM state is. The caller
+    /// has entered the epoch.
+    pub(super) async fn read_mapped(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let length = iov.len() as u64;
+        if length == 0 {
+            return Ok(());
+        }
+        // Most requests lie in one extent, and need no plan.
+        let (layer, extent) = self.resolve(queue, offset, length).await?;
+        if extent.length == length {
+            match extent.mapping {
+                Mapping::Data { host } => {
+                    let image = &self.layers[layer].image;
+                    image.check_data(offset, extent.storage, host.0, length)?;
+                    self.reads_from(layer);
+                    let storage = &**image.storage(extent.storage);
+                    return Ok(storage::read(storage, queue, host.0, iov).await?);
+                }
+                Mapping::Zero { .. } | Mapping::Unallocated { .. } => {
+                    iov.fill(0);
+                    return Ok(());
+                }
+                Mapping::Compressed { .. } => {}
+            }
+        }
+        Box::pin(self.read_by_plan(queue, offset, iov)).await
     }
 
     /// Reads without a regard to filters.
@@ -337,39 +325,9 @@ impl<'a> Chain<'a> {
     }
 }
 
-impl Below for Chain<'_> {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn read<'a>(
-        &'a self,
-        queue: &'a Queue,
-        offset: u64,
-        iov: &'a Iov,
-    ) -> BoxFuture<'a, Result<()>> {
-        match self.layers.iter().all(|layer| layer.filters.is_empty()) {
-            true => Box::pin(self.read_by_plan(queue, offset, iov)),
-            false => Box::pin(async move {
-                let filtered = Rest::below(*self);
-                filtered.read(queue, offset, iov).await
-            }),
-        }
-    }
-
-    fn is_zero<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(async move {
-            match self.first().filters.keep_bytes() {
-                true => self.image_is_zero(queue, range).await,
-                false => Ok(false),
-            }
-        })
-    }
-}
-
 /// A request on `queue` for an image over `below`.
-pub(super) fn over<'a>(queue: &'a Queue, below: &'a Option<Chain<'a>>) -> Context<'a> {
-    let below = below.as_ref().map(|chain| chain as &dyn Below);
+pub(super) fn over<'a>(queue: &'a Queue, below: &'a Option<Rest<'a>>) -> Context<'a> {
+    let below = below.as_ref().map(|rest| rest as &dyn Below);
     Context { queue, below }
 }
 

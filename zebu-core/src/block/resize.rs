@@ -1,10 +1,10 @@
 //! Changes of a whole device: its size, or that its content is dropped.
 
 use super::device::{Device, Resizing};
+use super::filtered::Rest;
 use super::read::over;
-use super::write::Zeroing;
 use crate::Result;
-use crate::drivers::Preallocation;
+use crate::drivers::{Below, Clear, Preallocation};
 use crate::storage::Queue;
 
 impl Device {
@@ -27,21 +27,37 @@ impl Device {
     ) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let _hooked = self.hooked(queue, size..self.size().max(size)).await?;
-        let old = self.size();
-        {
-            let device = Resizing(self);
-            let (image, below) = device.0.top_mut();
-            image
-                .resize(over(queue, &below), size, preallocation)
-                .await?;
+        let device = Resizing(self);
+        device.0.resize_image(queue, 0, size, preallocation).await
+    }
+
+    /// Gives an image of the chain another size. What that adds reads as zeroes above the filters over it.
+    pub(super) async fn resize_image(
+        &mut self,
+        queue: &Queue,
+        depth: usize,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let (layers, behind) = self.layers.split_at_mut(depth + 1);
+        let (image, behind) = (&mut layers[depth].image, Rest::below(behind));
+        let old = image.size();
+        let resized = image.resize(over(queue, &behind), size, preallocation);
+        resized.await?;
+        let rest = self.codes_over(depth);
+        if size <= old || rest.keeps_bytes() {
+            return Ok(());
         }
-        if old < size && !self.keeps_bytes() {
-            // What is zero below is not above.
-            let added = self.zero_range(queue, old, size - old, Zeroing::Keep);
-            added.await?;
-            return self.flush(queue).await;
-        }
-        Ok(())
+        let added = async {
+            rest.clear(queue, old..size, Clear::Zero).await?;
+            rest.flush(queue).await
+        };
+        let Err(error) = added.await else {
+            return Ok(());
+        };
+        let back = Box::pin(self.resize_image(queue, depth, old, Preallocation::Off));
+        let _ = back.await;
+        Err(error)
     }
 
     /// Drops the content of the top image: all of it is unallocated then, and shows the backing

@@ -26,6 +26,7 @@ impl Stacked {
                 is_remote: true,
                 is_stacked: true,
                 is_in_image: true,
+                is_coded: device.top().data().properties().is_coded,
             },
             device,
         }

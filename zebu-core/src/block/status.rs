@@ -26,7 +26,8 @@ pub struct Status {
     pub depth: usize,
     /// The storage of that layer to which `host` belongs; [`StorageId::FILE`] without it.
     pub storage: StorageId,
-    /// Where it starts in that storage, in bytes, if it is stored uncompressed.
+    /// Where it starts in that storage, in bytes, if it is stored there as it is: not compressed, nor changed by a
+    /// filter.
     pub host: Option<u64>,
 }
 
@@ -85,27 +86,7 @@ impl Device {
             });
         }
         let _stay = self.enter();
-        let chain = self.chain();
-        let found = match self.has_filters {
-            false => {
-                let (depth, extent) = chain.resolve(queue, offset, length).await?;
-                Found::Mapped(depth, extent)
-            }
-            true if self.keeps_bytes() => chain.find(queue, offset, length).await?,
-            true => Found::Changed(0, length),
-        };
-        self.status_of(queue, found).await
-    }
-
-    /// [`Device::status`] below the filters over the top image.
-    pub(super) async fn image_status(
-        &self,
-        queue: &Queue,
-        offset: u64,
-        length: u64,
-    ) -> Result<Status> {
-        let _stay = self.enter();
-        let found = self.chain().find(queue, offset, length).await?;
+        let found = self.filtered().find(queue, offset, length).await?;
         self.status_of(queue, found).await
     }
 
@@ -145,6 +126,8 @@ impl Device {
             }
         }
         self.look_at_file(queue, depth, &mut status).await?;
+        let storage = self.layers()[depth].storage(status.storage);
+        status.host = status.host.filter(|_| !storage.properties().is_coded);
         if status.host.is_none() {
             status.storage = StorageId::FILE;
         }

@@ -33,7 +33,7 @@ impl Device {
         };
         storage::event(self.top().file(), storage::Event::VmstateLoad);
         let _stay = self.enter();
-        let result = self.read_mapped(queue, offset, &iov).await;
+        let result = self.chain().read_mapped(queue, offset, &iov).await;
         (buffer, result)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::DetectZeroes;
 use super::device::{Device, Layer};
-use super::read::over;
+use super::read::{Chain, over};
 use crate::drivers::{AfterClose, AnyImage, Below};
 use crate::storage::{self, Iov, OwnedBuffer, Queue};
 use crate::{Error, Result};
@@ -82,23 +82,7 @@ impl Device {
         if self.has_filters {
             return self.filtered().write(queue, offset, iov).await;
         }
-        self.write_image(queue, offset, iov).await
-    }
-
-    /// [`Device::write`] below the filters over the top image.
-    #[inline]
-    pub(super) async fn write_image(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let (image, length) = (&self.top().image, iov.len() as u64);
-        {
-            let _stay = image.enter();
-            // Most writes go to one place.
-            if let Some((storage, host)) = image.in_place(offset, length) {
-                let storage = &**image.storage(storage);
-                return Ok(storage::write(storage, queue, host.0, iov).await?);
-            }
-        }
-        let below = self.below();
-        image.write(over(queue, &below), offset, iov).await
+        self.chain().write_image(queue, offset, iov).await
     }
 
     /// Makes every change durable that had ended before the call.
@@ -112,16 +96,7 @@ impl Device {
             return Ok(());
         }
         self.top_for_writing(0, 0)?;
-        match self.has_filters {
-            false => self.flush_image(queue).await,
-            true => self.filtered().flush(queue).await,
-        }
-    }
-
-    /// [`Device::flush`] below the filters over the top image.
-    pub(super) async fn flush_image(&self, queue: &Queue) -> Result<()> {
-        let below = self.below();
-        self.top().image.flush(over(queue, &below)).await
+        self.filtered().flush(queue).await
     }
 
     /// Makes everything durable and ends the use of the device. A device that is dropped instead
@@ -241,5 +216,23 @@ impl Device {
         #[allow(unsafe_code)]
         let iov = unsafe { Iov::from_raw(bytes.as_ptr().cast_mut(), bytes.len()) };
         queue.block_on(self.write(queue, offset, &iov))
+    }
+}
+
+impl Chain<'_> {
+    /// Writes below the filters of the first image.
+    #[inline]
+    pub(super) async fn write_image(self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let (image, length) = (&self.first().image, iov.len() as u64);
+        {
+            let _stay = image.enter();
+            // Most writes go to one place.
+            if let Some((storage, host)) = image.in_place(offset, length) {
+                let storage = &**image.storage(storage);
+                return Ok(storage::write(storage, queue, host.0, iov).await?);
+            }
+        }
+        let below = self.behind();
+        image.write(over(queue, &below), offset, iov).await
     }
 }

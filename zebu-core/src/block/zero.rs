@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::device::Device;
-use super::read::over;
+use super::filtered::Rest;
+use super::read::{Chain, over};
 use super::write::Zeroing;
 use crate::drivers::{Below, Clear};
 use crate::storage::Queue;
@@ -52,22 +53,10 @@ impl Device {
 
     /// Takes the content of a range away.
     async fn clear(&self, queue: &Queue, range: Range<u64>, how: Clear) -> Result<()> {
-        match self.has_filters {
-            _ if range.is_empty() => Ok(()),
-            false => self.clear_image(queue, range, how).await,
-            true => self.filtered().clear(queue, range, how).await,
+        match range.is_empty() {
+            true => Ok(()),
+            false => self.filtered().clear(queue, range, how).await,
         }
-    }
-
-    /// The same below the filters over the top image.
-    pub(super) async fn clear_image(
-        &self,
-        queue: &Queue,
-        range: Range<u64>,
-        how: Clear,
-    ) -> Result<()> {
-        let (image, below) = (&self.top().image, self.below());
-        image.clear(over(queue, &below), range, how).await
     }
 
     /// Makes a range read as zeroes if that needs no data, which is fast whatever its length.
@@ -89,34 +78,8 @@ impl Device {
         if self.has_filters && length > 0 {
             return self.filtered().clear(queue, range, Clear::Quickly).await;
         }
-        self.zero_image_quickly(queue, range, zeroing).await
-    }
-
-    /// [`Device::write_zeroes_quickly`] below the filters over the top image.
-    pub(super) async fn zero_image_quickly(
-        &self,
-        queue: &Queue,
-        range: Range<u64>,
-        zeroing: Zeroing,
-    ) -> Result<()> {
-        let (offset, length) = (range.start, range.end - range.start);
-        let (image, below) = (&self.top().image, self.below());
-        let how = Clear::Quickly;
-        image.clear(over(queue, &below), range.clone(), how).await?;
-        // A part of a unit that is not zero all over already needs data.
-        let (unit, end) = (image.zero_unit(), offset + length);
-        for at in [offset, end] {
-            let start = at - at % unit;
-            let is_whole = at == start || at == self.size();
-            let rest = start..(start + unit).min(self.size());
-            if !is_whole && !self.is_zero(queue, rest).await? {
-                return Err(Error::os(libc::EOPNOTSUPP));
-            }
-        }
-        match length {
-            0 => Ok(()),
-            _ => self.clear_image(queue, range, self.clearing(zeroing)).await,
-        }
+        let how = self.clearing(zeroing);
+        self.chain().zero_quickly(queue, range, how).await
     }
 
     /// Frees the whole clusters inside a range, whose content is not needed any more. They read as
@@ -135,5 +98,40 @@ impl Device {
         let range = offset..offset + length;
         let _hooked = self.hooked(queue, range.clone()).await?;
         self.clear(queue, range, Clear::Discard).await
+    }
+}
+
+impl Chain<'_> {
+    /// Takes the content of a range away, below the filters of the first image.
+    pub(super) async fn clear(self, queue: &Queue, range: Range<u64>, how: Clear) -> Result<()> {
+        let below = self.behind();
+        self.first()
+            .image
+            .clear(over(queue, &below), range, how)
+            .await
+    }
+
+    /// [`Device::write_zeroes_quickly`] below the filters of the first image.
+    pub(super) async fn zero_quickly(
+        self,
+        queue: &Queue,
+        range: Range<u64>,
+        how: Clear,
+    ) -> Result<()> {
+        self.clear(queue, range.clone(), Clear::Quickly).await?;
+        // A part of a unit that is not zero all over already needs data.
+        let (unit, image) = (self.first().image.zero_unit(), Rest::of(self).image());
+        for at in [range.start, range.end] {
+            let start = at - at % unit;
+            let is_whole = at == start || at == self.size();
+            let rest = start..(start + unit).min(self.size());
+            if !is_whole && !image.is_zero(queue, rest).await? {
+                return Err(Error::os(libc::EOPNOTSUPP));
+            }
+        }
+        match range.is_empty() {
+            true => Ok(()),
+            false => self.clear(queue, range, how).await,
+        }
     }
 }

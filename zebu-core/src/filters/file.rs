@@ -36,6 +36,7 @@ impl FilteredFile {
                 },
                 // Requests may wait for those of other queues.
                 is_stacked: true,
+                is_coded: file.properties().is_coded || !filter.content().is_kept(),
                 ..file.properties().clone()
             },
             blocks: match filter.content().unit() {

@@ -138,6 +138,8 @@ options! {
         /// Whether it is the disk of an image, or a filter over one: that image locks its file, and records
         /// itself that a dropped flush has failed.
         pub is_in_image: bool,
+        /// Whether a filter changes its bytes, so that others stand in the file of this path.
+        pub is_coded: bool,
     }
 }
 
@@ -151,6 +153,7 @@ impl Properties {
         is_remote: false,
         is_stacked: false,
         is_in_image: false,
+        is_coded: false,
     };
 }
 

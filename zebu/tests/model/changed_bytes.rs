@@ -5,10 +5,11 @@
 //! images and over files, and does to it whatever a disk allows. The content is that of plain memory.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use zebu::block::{Device, Format, Objects, OpenOptions, Preallocation, Zeroing};
+use zebu::block::{Device, Format, Objects, OpenOptions, Preallocation, Status, Zeroing};
 use zebu::jobs::{
     self, CommitError, CommitOptions, CompareOptions, Comparison, CompressOptions, ConvertOptions,
     CreateQcow2, NewBacking, RebaseOptions, Target, create_qcow2,
@@ -349,8 +350,38 @@ impl Case {
                 let found = self.bytes[at..end].iter().position(|byte| *byte != 0);
                 assert_eq!(found, None, "{status:?} at {at:#x}");
             }
+            if let Some(host) = status.host.filter(|_| status.data && !status.zero) {
+                self.look_in_file(device, &status, host, at..end);
+            }
             at = end;
         }
+    }
+
+    /// What stands in the file where the status says that a range is must be its bytes.
+    fn look_in_file(
+        &self,
+        device: &Device,
+        status: &Status,
+        host: u64,
+        range: std::ops::Range<usize>,
+    ) {
+        if self.is_stacked {
+            // It is a place of the disk below.
+            return;
+        }
+        let layer = &device.layers()[status.depth];
+        let file = std::fs::File::open(layer.storage(status.storage).path()).unwrap();
+        let mut found = vec![0; range.len()];
+        // A disk of whole sectors may end behind its file.
+        let length = file.metadata().unwrap().len().saturating_sub(host);
+        let length = found.len().min(length as usize);
+        file.read_exact_at(&mut found[..length], host).unwrap();
+        assert_same(
+            &found,
+            &self.bytes[range.clone()],
+            range.start,
+            "the place in the file",
+        );
     }
 
     fn verify(&self, device: &Device, what: &str) {
@@ -400,8 +431,10 @@ impl Case {
             // It has another size, and then another program's overlay would stay.
             Err(e) => {
                 trace(|| format!("not taken off: {e}"));
-                let size = device.layers()[1].size();
+                let (size, format) = (device.layers()[1].size(), device.layers()[1].format());
                 assert_ne!(size, device.size(), "{e}");
+                let is_fixed = ![Format::QCOW2, Format::RAW].contains(&format);
+                assert!(is_fixed || size > device.size(), "{e}");
                 let back = device.resize(&queue, size, Preallocation::Off);
                 queue.block_on(back).unwrap();
                 self.bytes.resize(size as usize, 0);
