@@ -80,7 +80,8 @@ pub struct Entry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain_sha256: Option<String>,
     /// SHA-256 of the identities (device, inode, time of creation) of data and backing files of this machine,
-    /// and of the lengths and times of change of backing files. If these are others at the next point, the disk may have changed without a write, too.
+    /// and of the lengths and times of change (of the content and of the inode) of backing files. If
+    /// these are others at the next point, the disk may have changed without a write, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain_files_sha256: Option<String>,
     /// SHA-256 of where the disk is. What is known of its format counts for whatever name it gets.

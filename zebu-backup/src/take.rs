@@ -706,8 +706,15 @@ fn chain_files_sha256(device: &Device) -> String {
             // What is written to the disk is written to its data file, and the bitmap knows that.
             if !is_top {
                 hash.add(&found.len().to_le_bytes());
-                hash.add(&found.mtime().to_le_bytes());
-                hash.add(&found.mtime_nsec().to_le_bytes());
+                // Programs set the time of change back, but not that of the inode.
+                for time in [
+                    found.mtime(),
+                    found.mtime_nsec(),
+                    found.ctime(),
+                    found.ctime_nsec(),
+                ] {
+                    hash.add(&time.to_le_bytes());
+                }
             }
         }
     }
