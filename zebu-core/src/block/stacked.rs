@@ -218,4 +218,58 @@ mod tests {
             assert_eq!(bytes, [1; 4096]);
         }
     }
+
+    /// A change of the header of which only a part is on the disk would refuse all later writes.
+    #[test]
+    fn a_change_of_the_header_outlives_its_request() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let make = |file: &dyn Storage, size| {
+            let options = CreateQcow2 {
+                size,
+                ..CreateQcow2::default()
+            };
+            let made = create_qcow2(&queue, file, None, &options, |_| {});
+            queue.block_on(made).unwrap();
+        };
+        let write = OpenOptions {
+            write: true,
+            ..OpenOptions::default()
+        };
+        for polls in 0.. {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let how = OpenFile {
+                write: true,
+                ..OpenFile::default()
+            };
+            let file = open_file(file.path(), how).unwrap();
+            make(&*file, 16 << 20);
+            let below = Device::from_storage(&queue, file, &write).unwrap();
+            let stacked: Arc<dyn Storage> = Arc::new(Stacked::new(Arc::new(below)));
+            make(&*stacked, 1 << 20);
+            // An autoclear bit that nobody knows, which the first write clears.
+            let bit = crate::storage::write_slice(&*stacked, &queue, 88, &[0x80]);
+            queue.block_on(bit).unwrap();
+            let above = Device::from_storage(&queue, stacked, &write).unwrap();
+            let mut over = false;
+            {
+                let mut dropped = pin!(above.write_buffer(&queue, 0, vec![1; 4096], 4096));
+                let mut left = polls;
+                queue.block_on(std::future::poll_fn(|context| {
+                    over = dropped.as_mut().poll(context).is_ready();
+                    left -= 1;
+                    match over || left < 0 {
+                        true => std::task::Poll::Ready(()),
+                        false => std::task::Poll::Pending,
+                    }
+                }));
+            }
+            queue.block_on(queue.drain());
+            above.write_blocking(&queue, 8192, &[2; 4096]).unwrap();
+            queue.block_on(above.close(&queue)).unwrap();
+            if over {
+                assert!(polls > 2, "{polls}");
+                return;
+            }
+        }
+    }
 }

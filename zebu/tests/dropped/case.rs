@@ -8,10 +8,11 @@ pub fn allowed(what: &What, error: &zebu::Error) -> bool {
         && matches!(error, zebu::Error::Io(e) if e.raw_os_error() == Some(5))
 }
 
-/// Whether this may be because a change of the header has ended in the middle. An image within another one refuses
-/// writes then, and is in one of its states when it is opened again (docs/reliability.md, "Known limitations").
-fn may_refuse(image: &Arc<dyn Storage>, error: &zebu::Error) -> bool {
-    image.is_in_image() && error.errno() == 5
+/// Whether this may be because a change of the header has ended in the middle, with its queue. An image
+/// within another one refuses writes then, and is in one of its states when it is opened again
+/// (docs/reliability.md, "Known limitations").
+fn may_refuse(image: &Arc<dyn Storage>, how: How, error: &zebu::Error) -> bool {
+    how == How::End && image.is_in_image() && error.errno() == 5
 }
 
 /// Records the result of a request.
@@ -105,7 +106,7 @@ pub fn case(
         let mut turns = Turns::new(place);
         while beside.iter().any(|task| task.running.is_some()) {
             turn(&second, &mut beside, &mut |what, done| match done {
-                Err(e) if may_refuse(&image, &e) => model.end(what, false),
+                Err(e) if may_refuse(&image, how, &e) => model.end(what, false),
                 done => ended(&mut model, &ever, what, done),
             });
             turns.next(&[], &beside);
@@ -257,7 +258,7 @@ pub fn after(
                     model.end(&what, true);
                 }
                 Err(e) if allowed(&what, &e) => model.end(&what, false),
-                Err(e) if may_refuse(&image, &e) => {
+                Err(e) if may_refuse(&image, how, &e) => {
                     drop(device);
                     let reopened = origin.open(queue, image.clone()).unwrap();
                     let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();

@@ -103,9 +103,14 @@ impl Drop for Spawned {
 }
 
 impl Inner {
+    /// [`Queue::is_idle`].
+    pub(super) fn is_idle(&self) -> bool {
+        self.spawned.get() == 0 && self.unbroken.get() == 0 && self.owed.get() == 0
+    }
+
     /// Wakes [`Queue::drain`] if it may be ready.
     pub(super) fn wake_draining(&self) {
-        if self.spawned.get() == 0 && self.unbroken.get() == 0 {
+        if self.is_idle() {
             let waiting = self.draining.take();
             waiting.into_iter().for_each(Waker::wake);
         }

@@ -150,6 +150,8 @@ struct Inner {
     owned: Cell<bool>,
     /// Number of sections that tasks are in and that are not cancelled.
     unbroken: Cell<usize>,
+    /// Number of tasks that go on although their requests were dropped.
+    owed: Cell<usize>,
     /// Whether `end_tasks` is running.
     ending: Cell<bool>,
     /// Number of spawned futures, and the wakers of `drain`.
@@ -196,6 +198,7 @@ impl Queue {
             keepers: Cell::new(1),
             owned: Cell::new(true),
             unbroken: Cell::new(0),
+            owed: Cell::new(0),
             ending: Cell::new(false),
             spawned: Cell::new(0),
             draining: RefCell::default(),

@@ -49,7 +49,7 @@ impl Queue {
     /// after its request was dropped. Then its thread may wait elsewhere without driving it: no
     /// request of another queue waits for it. (Requests whose futures are kept do not count.)
     pub fn is_idle(&self) -> bool {
-        self.inner.spawned.get() == 0 && self.inner.unbroken.get() == 0
+        self.inner.is_idle()
     }
 
     /// Runs the future of `work` as a task of this queue. It is polled at once, and goes on whether
@@ -68,7 +68,9 @@ impl Queue {
 
     /// As [`Queue::detach`], but the task is cancelled when the result is dropped, which waits for
     /// the end of an unbroken section. For what requests of other queues may wait for: the queue is
-    /// perhaps not driven any more. If the task ends with its queue, the result is `ECANCELED`.
+    /// perhaps not driven any more. (In an unbroken section of an image in another one the task is
+    /// not cancelled, and goes on as one that the queue owes to others, see [`Queue::is_idle`].) If
+    /// the task ends with its queue, the result is `ECANCELED`.
     #[doc(hidden)]
     pub fn begin<T: Cancelled + 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Begun<T>
     where
@@ -112,18 +114,22 @@ impl Queue {
 
     /// Begins an unbroken section of a task, which is not cancelled with the queue: the task is
     /// polled until the result of this is dropped. The section must wait only for operations of
-    /// `storage`. Without effect outside of tasks, and for a storage in another image: there an
-    /// operation may wait for a queue that is not driven while this one ends. (That image has
-    /// unbroken sections and records failures itself.)
+    /// `storage`. Without effect outside of tasks. For a storage in another image the section ends
+    /// with its queue, and only outlives its request: an operation may wait there for a queue that
+    /// is not driven while this one ends. (That image has unbroken sections and records failures
+    /// itself.)
     pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Option<Unbroken> {
-        let task = match self.role != Role::Own || storage.is_stacked() {
+        let task = match self.role != Role::Own {
             true => None,
             false => self.inner.polled.get(),
         };
         // A caller's future is not polled while the queue ends.
         let is_spawned = |id: u32| self.inner.tasks.borrow().tasks[id as usize].is_spawned;
-        let task = task.filter(|id| !is_spawned(*id));
-        task.map(|id| self.inner.begin_unbroken(Some(id)))
+        let task = task.filter(|id| !is_spawned(*id))?;
+        Some(match storage.is_stacked() {
+            true => self.inner.begin_outliving(task),
+            false => self.inner.begin_unbroken(Some(task)),
+        })
     }
 
     /// Whether the task that is being polled is in an unbroken section. Then it must wait for no
@@ -151,6 +157,10 @@ struct Task {
     is_spawned: bool,
     /// Number of unbroken sections that it is in.
     unbroken: usize,
+    /// The same of those that end with the queue.
+    outliving: usize,
+    /// Whether its request was dropped in one of these.
+    is_owed: bool,
 }
 
 /// State that wakers use on any thread.
@@ -258,6 +268,8 @@ impl Inner {
                     waker,
                     is_spawned,
                     unbroken: 0,
+                    outliving: 0,
+                    is_owed: false,
                 });
                 id
             }
@@ -287,8 +299,17 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::cancel_task`], at the end of its unbroken sections.
+    /// As [`Inner::cancel_task`], at the end of its unbroken sections. In one that outlives the request
+    /// the task goes on.
     pub(super) fn cancel_task_unbroken(&self, id: u32, serial: u64) {
+        if !self.ending.get() {
+            let task = &mut self.tasks.borrow_mut().tasks[id as usize];
+            if task.serial == serial && task.future.is_some() && task.outliving > 0 {
+                task.is_owed = true;
+                self.owed.set(self.owed.get() + 1);
+                return;
+            }
+        }
         let is_unbroken = || {
             let task = &self.tasks.borrow().tasks[id as usize];
             task.serial == serial && task.future.is_some() && task.unbroken > 0
@@ -358,6 +379,16 @@ impl Inner {
         Unbroken {
             inner: self.clone(),
             task,
+            outlives: false,
+        }
+    }
+
+    fn begin_outliving(self: &Rc<Self>, task: u32) -> Unbroken {
+        self.tasks.borrow_mut().tasks[task as usize].outliving += 1;
+        Unbroken {
+            inner: self.clone(),
+            task: Some(task),
+            outlives: true,
         }
     }
 
@@ -423,7 +454,15 @@ struct Ended<'a>(&'a Inner, u32);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        self.0.tasks.borrow_mut().free.push(self.1);
+        let was_owed = {
+            let mut tasks = self.0.tasks.borrow_mut();
+            tasks.free.push(self.1);
+            std::mem::take(&mut tasks.tasks[self.1 as usize].is_owed)
+        };
+        if was_owed {
+            self.0.owed.set(self.0.owed.get() - 1);
+            self.0.wake_draining();
+        }
     }
 }
 
@@ -457,10 +496,16 @@ impl Drop for Later<'_> {
 pub struct Unbroken {
     inner: Rc<Inner>,
     task: Option<u32>,
+    /// Whether it is only of the request, and ends with the queue.
+    outlives: bool,
 }
 
 impl Drop for Unbroken {
     fn drop(&mut self) {
+        if let (true, Some(id)) = (self.outlives, self.task) {
+            self.inner.tasks.borrow_mut().tasks[id as usize].outliving -= 1;
+            return;
+        }
         let left = self.inner.unbroken.get() - 1;
         self.inner.unbroken.set(left);
         if let Some(id) = self.task {
