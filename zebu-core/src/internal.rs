@@ -11,6 +11,7 @@ pub use crate::storage::host::addresses;
 pub use crate::storage::polling::Polling;
 pub use crate::storage::queue::tasks::yield_once;
 pub use crate::storage::request_pool::{Permit, RequestPool};
+pub use crate::storage::same::is_same;
 
 /// Storages that fail on purpose.
 pub mod blkdebug {

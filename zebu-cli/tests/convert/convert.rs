@@ -8,6 +8,8 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Instant;
+use zebu::internal::new_image::Creation;
+use zebu::{Device, Format, OpenOptions, Queue, QueueOptions, Source};
 
 /// Every kind of data: in the backing file, plain, compressed, zeroes, holes.
 const IMAGE: &str = "raw base.raw 5000000; create -b base.raw -F raw x.qcow2 8M; \
@@ -426,6 +428,28 @@ fn large_images() {
     for options in [&[][..], &["-W", "-m", "16"], &["-t", "none", "-T", "none"]] {
         both(&lab, options, &["x.qcow2"], nothing).ok("large");
     }
+}
+
+/// What the libraries for other languages call refuses a device whose bytes are in its source.
+#[test]
+fn a_library_does_not_write_over_its_source() {
+    let lab = Lab::new();
+    lab.make("raw disk 1048576");
+    let Some(device) = Loop::at(&lab.path("disk"), 65536..131072) else {
+        println!("skipped: losetup does not work here");
+        return;
+    };
+    let before = fs::read(lab.path("disk")).unwrap();
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let source = Source::Name(lab.path("disk").into());
+    let options = OpenOptions::default().format(Some(Format::RAW));
+    let source = Device::open(&queue, &source, &options).unwrap();
+    for format in ["raw", "qcow2"] {
+        let creation = Creation::new(device.0.as_ref(), format, &[]).unwrap();
+        let begun = creation.begin(&queue, &source, None);
+        assert!(matches!(begun, Err(zebu::Error::Refused(_))), "{format}");
+    }
+    assert!(fs::read(lab.path("disk")).unwrap() == before);
 }
 
 #[test]

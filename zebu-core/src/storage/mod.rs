@@ -28,6 +28,7 @@ pub(crate) mod polling;
 pub(crate) mod queue;
 mod ready;
 pub(crate) mod request_pool;
+pub(crate) mod same;
 pub(crate) mod secret;
 mod slab;
 mod stamp;

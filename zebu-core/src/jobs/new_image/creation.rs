@@ -14,6 +14,7 @@ use crate::jobs::{
 };
 use crate::names::Source;
 use crate::storage::named::named_file;
+use crate::storage::same::is_same;
 use crate::storage::{CacheMode, Queue, Storage};
 use crate::{Error, Result};
 
@@ -175,17 +176,18 @@ impl Creation {
     }
 }
 
-/// Refuses new files that `source` or what is behind it reads: they would be emptied. The locks of raw
-/// disks that are read do not tell.
+/// Refuses new files that `source` or what is behind it reads, or that share bytes with one: they
+/// would be emptied. The locks of raw disks that are read do not tell.
 fn refuse_what_is_read(files: &NewFiles, source: &Device) -> Result<()> {
-    let identity = |file: Arc<dyn Storage>| named_file(&*file)?.identity().ok();
-    let read: Vec<_> = source
-        .all_layers()
-        .flat_map(Layer::storages)
-        .filter_map(identity)
-        .collect();
-    let mut new = files.storages().into_iter();
-    match new.any(|file| identity(file).is_some_and(|new| read.contains(&new))) {
+    let identity = |file: &Arc<dyn Storage>| named_file(&**file)?.identity().ok();
+    let read: Vec<_> = source.all_layers().flat_map(Layer::storages).collect();
+    let is_read = |new: &Arc<dyn Storage>| {
+        read.iter().any(|read| {
+            let is_one = identity(new).is_some_and(|new| identity(read) == Some(new));
+            is_one || is_same(new.path(), read.path())
+        })
+    };
+    match files.storages().iter().any(is_read) {
         true => Err(Error::Refused("The input is read from this file".into())),
         false => Ok(()),
     }
