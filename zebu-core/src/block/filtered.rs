@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::device::{Device, Layer};
 use super::read::{Chain, over};
 use super::{BackingSpec, FileDriver, FileSpec, FilterSpec, ImageSpec, Objects};
+use crate::drivers::stream::Packing;
 use crate::drivers::{Below, BoxFuture, Changing, Clear, Extent, Format, Mapping};
 use crate::filters::{CopyOnRead, Filter, Over, Under, write_zeroes};
 use crate::storage::{Event, Iov, Queue};
@@ -171,11 +172,15 @@ impl Device {
         self.filtered().keeps_bytes()
     }
 
-    /// Whether compressed data may be written as they are.
-    pub(crate) fn passes_packed(&self) -> bool {
+    /// How a job writes compressed data, if it can.
+    pub(crate) fn packing(&self) -> Option<Packing> {
+        let packed_by = self.top().image.packed_by()?;
         let rest = self.filtered();
-        rest.left()
-            .all(|filter| filter.content().is_kept() && filter.passes_compressed())
+        match rest.left().all(|filter| filter.passes_compressed()) {
+            true if rest.keeps_bytes() => Some(Packing::Shorter(packed_by)),
+            true => Some(Packing::Below),
+            false => None,
+        }
     }
 
     /// Takes those filters over the top image away that change bytes, for a job that moves what the image

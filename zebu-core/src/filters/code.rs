@@ -49,45 +49,18 @@ pub trait Code {
     fn decode(&self, offset: u64, bytes: &mut [u8]);
 }
 
-/// How bytes are written below.
+/// What is done below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum How {
-    Plain,
-    Compressed,
+    Read,
+    Write,
+    WriteCompressed,
 }
 
-/// Reads by way of memory of its own: the caller's may be a guest's, which looks at it, or occur twice in
-/// one request.
+/// Passes a request on by way of memory of its own: the caller's may be a guest's, which looks at it, or occur
+/// twice in one request.
 #[allow(unsafe_code)]
-pub(super) fn read<'a>(
-    code: &'a dyn Code,
-    over: Over<'a>,
-    offset: u64,
-    iov: &'a Iov,
-) -> Changing<'a> {
-    Box::pin(async move {
-        let mut done = 0;
-        while done < iov.len() {
-            let (at, length) = (offset + done as u64, (iov.len() - done).min(PIECE));
-            let _memory = over.queue.reserve(Step::Margins, length).await;
-            // What is below reserves memory of its own.
-            let queue = &over.queue.for_image_below();
-            let mut buffer = Buffer::try_new(length)?;
-            {
-                // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
-                let own = unsafe { buffer.first(length) }?;
-                over.below.read(queue, at, &own).await?;
-            }
-            code.decode(at, &mut buffer);
-            iov.slice(done, length).copy_from(&buffer);
-            done += length;
-        }
-        Ok(())
-    })
-}
-
-#[allow(unsafe_code)]
-pub(super) fn write<'a>(
+pub(super) fn pass<'a>(
     code: &'a dyn Code,
     over: Over<'a>,
     offset: u64,
@@ -95,24 +68,35 @@ pub(super) fn write<'a>(
     how: How,
 ) -> Changing<'a> {
     // Compressed clusters are whole.
-    let cluster = over.below.cluster_size().filter(|_| how == How::Compressed);
+    let cluster = over.below.cluster_size();
+    let cluster = cluster.filter(|_| how == How::WriteCompressed);
     let cluster = cluster.map_or(1, |size| size as usize);
     let piece = (PIECE - PIECE % cluster).max(cluster);
     Box::pin(async move {
         let mut done = 0;
         while done < iov.len() {
             let (at, length) = (offset + done as u64, (iov.len() - done).min(piece));
+            let part = iov.slice(done, length);
             let _memory = over.queue.reserve(Step::Margins, length).await;
             // What is below reserves memory of its own.
             let queue = &over.queue.for_image_below();
             let mut buffer = Buffer::try_new(length)?;
-            iov.slice(done, length).copy_to(&mut buffer);
-            code.encode(at, &mut buffer);
-            // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
-            let own = unsafe { buffer.first(length) }?;
-            match how {
-                How::Plain => over.below.write(queue, at, &own).await?,
-                How::Compressed => over.below.write_compressed(queue, at, &own).await?,
+            if how != How::Read {
+                part.copy_to(&mut buffer);
+                code.encode(at, &mut buffer);
+            }
+            {
+                // SAFETY: the buffer lives in this future until the request, awaited here, has ended.
+                let own = unsafe { buffer.first(length) }?;
+                match how {
+                    How::Read => over.below.read(queue, at, &own).await?,
+                    How::Write => over.below.write(queue, at, &own).await?,
+                    How::WriteCompressed => over.below.write_compressed(queue, at, &own).await?,
+                }
+            }
+            if how == How::Read {
+                code.decode(at, &mut buffer);
+                part.copy_from(&buffer);
             }
             done += length;
         }

@@ -46,6 +46,7 @@ use crate::Error;
 use crate::drivers::{Below, Changing, Clear, unsupported};
 use crate::spelling::OptionSet;
 use crate::storage::{Iov, Queue};
+use code::How;
 pub(crate) use code::write_zeroes;
 pub use code::{Code, Content};
 pub(crate) use copy_on_read::CopyOnRead;
@@ -148,7 +149,7 @@ pub trait Filter: Debug + Send + Sync {
     /// [`Below::read`] through the filter. The other methods have the names and meaning of [`Below`]'s, too.
     fn read<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         match self.content() {
-            Content::Coded(code) => code::read(code, over, offset, iov),
+            Content::Coded(code) => code::pass(code, over, offset, iov, How::Read),
             _ => over.below.read(over.queue, offset, iov),
         }
     }
@@ -156,7 +157,7 @@ pub trait Filter: Debug + Send + Sync {
     /// [`Below::write`].
     fn write<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         match self.content() {
-            Content::Coded(code) => code::write(code, over, offset, iov, code::How::Plain),
+            Content::Coded(code) => code::pass(code, over, offset, iov, How::Write),
             _ => over.below.write(over.queue, offset, iov),
         }
     }
@@ -165,7 +166,7 @@ pub trait Filter: Debug + Send + Sync {
     fn write_compressed<'a>(&'a self, over: Over<'a>, offset: u64, iov: &'a Iov) -> Changing<'a> {
         match self.content() {
             Content::Kept => over.below.write_compressed(over.queue, offset, iov),
-            Content::Coded(code) => code::write(code, over, offset, iov, code::How::Compressed),
+            Content::Coded(code) => code::pass(code, over, offset, iov, How::WriteCompressed),
             Content::Changed => unsupported(),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::export::OutStream;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
 use crate::drivers::stream::Packing;
-use crate::drivers::{AfterClose, AnyImage, NewImage};
+use crate::drivers::{AfterClose, NewImage};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
@@ -39,10 +39,10 @@ impl Target {
         }
     }
 
-    /// The image that it is.
-    fn image(&self) -> Option<&AnyImage> {
+    /// The device that it is.
+    pub(super) fn device(&self) -> Option<&Device> {
         match self {
-            Target::Image(device) => Some(&device.top().image),
+            Target::Image(device) => Some(device),
             Target::Raw(_) | Target::New(_) | Target::Stream(_) => None,
         }
     }
@@ -63,7 +63,9 @@ impl Target {
     pub(super) fn zero_unit(&self) -> u64 {
         match self {
             Target::Stream(stream) => stream.cluster_size(),
-            _ => self.image().map_or(1, |image| image.zero_unit()),
+            _ => self
+                .device()
+                .map_or(1, |device| device.top().image.zero_unit()),
         }
     }
 
@@ -71,8 +73,7 @@ impl Target {
     pub(super) fn packing(&self) -> Option<Packing> {
         match self {
             Target::Raw(_) => None,
-            Target::Image(device) if !device.passes_packed() => None,
-            Target::Image(device) => device.top().image.packed_by().map(Packing::Shorter),
+            Target::Image(device) => device.packing(),
             Target::New(image) => image.zlib_block().map(|_| Packing::Zlib),
             Target::Stream(stream) => stream.packing(),
         }

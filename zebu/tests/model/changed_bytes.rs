@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use zebu::block::{Device, Format, Objects, OpenOptions, Preallocation, Status, Zeroing};
 use zebu::jobs::{
-    self, CommitError, CommitOptions, CompareOptions, Comparison, CompressOptions, ConvertOptions,
-    CreateQcow2, NewBacking, RebaseOptions, Target, create_qcow2,
+    self, CommitError, CommitOptions, CompareOptions, Comparison, CompressOptions, ConvertError,
+    ConvertOptions, CreateQcow2, NewBacking, RebaseOptions, Target, create_qcow2,
 };
 use zebu::names::Source;
 use zebu::storage::{
@@ -513,6 +513,9 @@ impl Case {
             Err(e) => {
                 trace(|| format!("{e}"));
                 assert!(is_compressed, "{e}");
+                let is_qcow2 = self.levels.last().is_some_and(|top| top.format == "qcow2");
+                let is_refused = matches!(e, ConvertError::NotCompressible);
+                assert_eq!(is_refused, !is_qcow2 || self.is_stacked, "{e}");
                 // Clusters are allocated: some have the old content.
                 let target = Target::Image(self.open(true));
                 let options = ConvertOptions::default();

@@ -10,4 +10,6 @@ pub enum Packing {
     Shorter(Compression),
     /// As a zlib stream of every cluster.
     Zlib,
+    /// As the image does by itself: a filter changes the bytes before.
+    Below,
 }

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::codec::{CodecError, Compressor, zlib_bound};
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::zero;
-use crate::storage::{Buffer, PoolBuffer, Queue};
+use crate::storage::{Buffer, Iov, PoolBuffer, Queue};
 
 /// What a chunk is stored as.
 pub(super) struct Packed {
@@ -30,6 +30,7 @@ impl Packing {
         match self {
             Packing::Shorter(_) => size - 1,
             Packing::Zlib => zlib_bound(size),
+            Packing::Below => 0,
         }
     }
 
@@ -47,6 +48,7 @@ impl Packing {
         KEPT.with_borrow_mut(|kept| match self {
             Packing::Shorter(kind) => kept.compress(kind, level, src, dst),
             Packing::Zlib => kept.compress_to_zlib(level, src, dst).map(Some),
+            Packing::Below => Ok(None),
         })
     }
 }
@@ -97,6 +99,15 @@ impl Output {
         Ok(packed)
     }
 
+    /// Writes a cluster that is not compressed here.
+    async fn write_plain(&self, queue: &Queue, offset: u64, iov: Iov) -> Result<(), ConvertError> {
+        let Some((device, Packing::Below)) = self.target.device().zip(self.target.packing()) else {
+            return self.write_data(queue, offset, iov).await;
+        };
+        let written = device.write_compressed(queue, offset, &iov).await;
+        written.map_err(|source| ConvertError::Write { offset, source })
+    }
+
     /// What is to be written of a packed chunk.
     #[allow(unsafe_code)]
     pub(super) fn write_packed<'a>(
@@ -129,7 +140,7 @@ impl Output {
         for cluster in &packed.plain {
             let at = (cluster.start - chunk.start) as usize;
             let iov = iov.slice(at, (cluster.end - cluster.start) as usize);
-            operations.push(self.write_data(queue, cluster.start, iov));
+            operations.push(self.write_plain(queue, cluster.start, iov));
         }
         for range in &packed.zero {
             operations.push(self.write_zeroes(queue, range.start, range.end - range.start));
