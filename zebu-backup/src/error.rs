@@ -1,6 +1,7 @@
 //! The errors of backups.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use zebu::internal::printable;
@@ -13,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file of the set.
-    #[error("{}: {}", crate::files::shown(.path), zebu::strerror(.source))]
+    #[error("{}: {}", shown(.path), zebu::strerror(.source))]
     File {
         /// The file.
         path: PathBuf,
@@ -72,4 +73,9 @@ impl Error {
 /// An error that is a message.
 pub(crate) fn refuse<T>(text: impl Into<String>) -> Result<T> {
     Err(Error::Refused(text.into()))
+}
+
+/// A path in a message.
+pub(crate) fn shown(path: &Path) -> String {
+    printable(path.as_os_str().as_bytes())
 }

@@ -2,12 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use zebu::internal::printable;
 
 use crate::error::{Error, Result};
 
@@ -102,11 +100,6 @@ pub(crate) fn hash(path: &Path, mut go_on: impl FnMut(u64) -> bool) -> Result<(u
             return Err(Error::Cancelled);
         }
     }
-}
-
-/// A path in a message.
-pub(crate) fn shown(path: &Path) -> String {
-    printable(path.as_os_str().as_bytes())
 }
 
 /// Hexadecimal digits.

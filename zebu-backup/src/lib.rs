@@ -18,6 +18,7 @@
 //! everything since that point.
 #![deny(unsafe_code)]
 
+mod chain;
 mod error;
 mod files;
 mod manifest;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use zebu::Format;
 use zebu::internal::printable;
 
+use crate::chain::raw_chain;
 use crate::error::{Result, refuse};
-use crate::take::raw_chain;
 
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 2;

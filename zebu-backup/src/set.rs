@@ -10,7 +10,7 @@ use zebu::internal::printable;
 use zebu::storage::Queue;
 use zebu::{Device, Format, OpenOptions, Source};
 
-use crate::error::{Error, Result, refuse};
+use crate::error::{Error, Result, refuse, shown};
 use crate::files;
 use crate::manifest::{Entry, Kind, Manifest, Merge, part};
 use crate::progress::{OnProgress, Step};
@@ -167,7 +167,7 @@ impl Set {
         match path_of(image) {
             Some(path) if files::is_inside(&path, &self.directory)? => refuse(format!(
                 "{}: is in the directory of the backups",
-                files::shown(&path)
+                shown(&path)
             )),
             _ => Ok(()),
         }
@@ -184,7 +184,7 @@ impl Set {
             Some(_) => self.remove_unused(),
             None => refuse(format!(
                 "{}: the set is open for reading",
-                files::shown(&self.directory)
+                shown(&self.directory)
             )),
         }
     }
@@ -295,7 +295,7 @@ impl Set {
             None => "no backing file".to_owned(),
         };
         let differs = |what: String, wanted: String| {
-            let path = files::shown(&path);
+            let path = shown(&path);
             refuse(format!(
                 "{path}: has {what}, not {wanted} as in the manifest"
             ))
@@ -328,7 +328,7 @@ impl Set {
             true => Ok(()),
             false => refuse(format!(
                 "{}: has {found} bytes, not {} as in the manifest",
-                files::shown(&path),
+                shown(&path),
                 entry.length
             )),
         }
@@ -341,7 +341,7 @@ impl Set {
             true => Ok(()),
             false => refuse(format!(
                 "{}: its SHA-256 differs from the manifest",
-                files::shown(&self.path(&entry.file))
+                shown(&self.path(&entry.file))
             )),
         }
     }
@@ -383,7 +383,7 @@ fn lock(directory: &Path, made: &mut Vec<PathBuf>) -> Result<File> {
             Ok(()) if files::is_at(&path, &lock) => return Ok(lock),
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let directory = files::shown(directory);
+                let directory = shown(directory);
                 return refuse(format!("{directory}: another backup is being made there"));
             }
             Err(TryLockError::Error(error)) => return Err(Error::file(&path)(error)),
@@ -392,8 +392,7 @@ fn lock(directory: &Path, made: &mut Vec<PathBuf>) -> Result<File> {
 }
 
 fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
-    Manifest::decode(bytes)
-        .map_err(|error| Error::Refused(format!("{}: {error}", files::shown(path))))
+    Manifest::decode(bytes).map_err(|error| Error::Refused(format!("{}: {error}", shown(path))))
 }
 
 /// The path of the file or device that an image is in. None of what has no path, or no valid name.
@@ -411,7 +410,7 @@ fn refuse_files(directory: &Path) -> Result<()> {
         if name != LOCK && name != NEW_MANIFEST {
             return refuse(format!(
                 "{}: there is no manifest, but other files",
-                files::shown(directory)
+                shown(directory)
             ));
         }
     }

@@ -4,13 +4,10 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sha2::{Digest, Sha256};
 use zebu::block::{FileSpec, NbdSpec, Objects};
 use zebu::internal::new_image::NewFiles;
 use zebu::jobs::{
@@ -21,7 +18,8 @@ use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, EngineKind, Queue};
 use zebu::{Device, DirtyBits, ErrorKind, Format, Layer, OpenOptions, Source};
 
-use crate::error::{Error, Result, refuse};
+use crate::chain::{chain_files_sha256, chain_sha256, source_sha256};
+use crate::error::{Error, Result, refuse, shown};
 use crate::files;
 use crate::manifest::{Entry, Kind, Point, check_name, file_name, number_in, part};
 use crate::progress::{OnProgress, Step};
@@ -284,7 +282,7 @@ impl Set {
             }
             for file in layer.storages().iter().filter(|file| !file.is_remote()) {
                 if files::is_inside(file.path(), self.directory())? {
-                    let file = files::shown(file.path());
+                    let file = shown(file.path());
                     return refuse(format!(
                         "{name}: {file} is in the directory of the backups, which they change"
                     ));
@@ -294,7 +292,7 @@ impl Set {
         if disk.options.formats_before.is_empty() {
             let guessed = |layer: &&Layer| layer.spec.is_guessed();
             for layer in device.layers().iter().filter(guessed) {
-                let file = files::shown(layer.file().path());
+                let file = shown(layer.file().path());
                 let (format, is_top) = (layer.format().name(), std::ptr::eq(layer, device.top()));
                 let names_others = layer.backing().is_some() || layer.storages().len() > 1;
                 let (and, how) = match (layer.format() == Format::RAW, is_top) {
@@ -524,7 +522,7 @@ impl Set {
         before: Option<&Entry>,
         options: &TakeOptions,
     ) -> Result<Target> {
-        let name = files::shown(path);
+        let name = shown(path);
         files::remove(path)?;
         let backing = before.map(|before| {
             NewBacking::new(&before.file).format(Some(Format::QCOW2.name().to_owned()))
@@ -634,44 +632,6 @@ fn changed(disk: &Disk, what: String) -> Error {
     Error::Changed { disk, what }
 }
 
-/// A hash of strings.
-#[derive(Default)]
-struct Words(Sha256);
-
-impl Words {
-    fn add(&mut self, bytes: &[u8]) {
-        self.0.update((bytes.len() as u64).to_le_bytes());
-        self.0.update(bytes);
-    }
-}
-
-/// [`Entry::chain_sha256`] of a raw disk.
-pub(crate) fn raw_chain() -> String {
-    let mut hash = Words::default();
-    for word in [Format::RAW.name(), "", ""] {
-        hash.add(word.as_bytes());
-    }
-    files::hex(&hash.0.finalize())
-}
-
-/// [`Entry::chain_sha256`] of a disk.
-fn chain_sha256(device: &Device) -> String {
-    let mut hash = Words::default();
-    for (depth, layer) in device.layers().iter().enumerate() {
-        let has_data_file = layer.data_file().is_some();
-        // The file of the disk itself may be named in another way: the bitmap is in it.
-        let own = (depth > 0).then(|| layer.file().path());
-        let data = has_data_file.then(|| layer.data().path());
-        hash.add(layer.format().name().as_bytes());
-        for path in [own, data] {
-            let path = path.unwrap_or(Path::new(""));
-            let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            hash.add(real.as_os_str().as_bytes());
-        }
-    }
-    files::hex(&hash.0.finalize())
-}
-
 /// [`Entry::raw_length`] of a disk.
 fn raw_length(device: &Device) -> Option<u64> {
     const SECTOR: u64 = 512;
@@ -679,59 +639,6 @@ fn raw_length(device: &Device) -> Option<u64> {
     let length = raw.storage().len().ok()?;
     let is_filled_up = length % SECTOR != 0 && length.next_multiple_of(SECTOR) == device.size();
     (is_filled_up && raw.offset() == 0).then_some(length)
-}
-
-/// [`Entry::chain_files_sha256`] of a disk.
-fn chain_files_sha256(device: &Device) -> String {
-    let mut hash = Words::default();
-    // The bitmap is in the file of the disk.
-    let own = device.top().file().path().to_owned();
-    for layer in device.all_layers() {
-        let is_top = std::ptr::eq(layer, device.top());
-        for file in layer.storages().iter().filter(|file| !file.is_remote()) {
-            let found = fs::metadata(file.path());
-            let Some(found) = found.ok().filter(|found| found.is_file()) else {
-                continue;
-            };
-            if file.path() == own {
-                continue;
-            }
-            // A number is used again when its file is gone.
-            let born = found.created().ok();
-            let born = born.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            let born = born.unwrap_or_default().as_nanos() as u64;
-            for number in [found.dev(), found.ino(), born] {
-                hash.add(&number.to_le_bytes());
-            }
-            // What is written to the disk is written to its data file, and the bitmap knows that.
-            if !is_top {
-                hash.add(&found.len().to_le_bytes());
-                // Programs set the time of change back, but not that of the inode.
-                for time in [
-                    found.mtime(),
-                    found.mtime_nsec(),
-                    found.ctime(),
-                    found.ctime_nsec(),
-                ] {
-                    hash.add(&time.to_le_bytes());
-                }
-            }
-        }
-    }
-    files::hex(&hash.0.finalize())
-}
-
-/// [`Entry::source_sha256`]; none of a source without a place.
-fn source_sha256(source: &Source) -> Option<String> {
-    let file = source.resolve(None, None).ok()?.file;
-    let path = &file.bottom().path;
-    if path.as_os_str().is_empty() {
-        return None;
-    }
-    let real = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-    let mut hash = Words::default();
-    hash.add(real.as_os_str().as_bytes());
-    Some(files::hex(&hash.0.finalize()))
 }
 
 /// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use zebu::storage::{Buffer, Queue};
 
-use crate::error::{Error, Result, refuse};
+use crate::error::{Error, Result, refuse, shown};
 use crate::files;
 use crate::manifest::{Entry, part};
 use crate::progress::{OnProgress, Step};
@@ -46,7 +46,7 @@ impl Set {
         if !findings.is_empty() && self.is_changing()? {
             return refuse(format!(
                 "{}: a backup was made or points were merged there meanwhile: verify it again",
-                files::shown(self.directory())
+                shown(self.directory())
             ));
         }
         Ok(findings)
@@ -86,7 +86,7 @@ impl Set {
             findings.push(Finding {
                 number: 0,
                 disk: String::new(),
-                text: format!("{}: is not in the manifest", files::shown(&self.path(file))),
+                text: format!("{}: is not in the manifest", shown(&self.path(file))),
             });
         }
         Ok(findings)
@@ -118,7 +118,7 @@ impl Set {
                     true => Ok(()),
                     false => refuse(format!(
                         "{}: the SHA-256 of the disk's content differs from the manifest",
-                        files::shown(&self.path(&entry.file))
+                        shown(&self.path(&entry.file))
                     )),
                 }
             }

@@ -44,6 +44,7 @@ pub mod structures {
 pub mod names {
     pub use crate::storage::lock::LockBytes;
     pub use crate::storage::named::*;
+    pub use crate::storage::names::*;
 }
 
 /// Images that are made of options in text.

@@ -42,6 +42,7 @@ mod join_set;
 mod measure;
 pub(crate) mod new_image;
 mod open;
+mod out_stream;
 mod rate_limiter;
 mod rebase;
 mod sequencer;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::export::OutStream;
+use super::out_stream::OutStream;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
 use crate::drivers::stream::Packing;
 use crate::drivers::{AfterClose, NewImage};

@@ -4,12 +4,9 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::{FileSpec, Objects};
+use crate::Result;
 use crate::storage::named::NamedFile;
-use crate::storage::{
-    CacheIdentity, CacheMode, Check, LockRequest, OpenFile, RemoteCache, Storage,
-};
-use crate::{Error, Result};
+use crate::storage::{CacheIdentity, CacheMode, Check, LockRequest, RemoteCache, Storage};
 
 /// How often a file is opened again that was removed or replaced before it was locked.
 pub const ATTEMPTS: usize = 16;
@@ -167,29 +164,5 @@ impl OpenedFile {
     /// If another process holds a lock that excludes this one.
     pub fn lock(&self, request: LockRequest) -> Result<()> {
         self.own.lock(request)
-    }
-}
-
-impl FileSpec {
-    /// Opens a file that is there for writing, in the first of `caches` that works, and locks it. Its
-    /// name leads to it then.
-    #[doc(hidden)]
-    pub fn open_locked(
-        &self,
-        caches: &[CacheMode],
-        request: LockRequest,
-        objects: &Objects,
-    ) -> Result<OpenedFile> {
-        for _ in 0..ATTEMPTS {
-            let file = in_first(caches, |cache| {
-                let how = OpenFile::default().write(true).cache(cache);
-                self.open(how, objects)
-            })?;
-            file.lock(request)?;
-            if file.is_at_its_path() {
-                return Ok(file);
-            }
-        }
-        Err(Error::Refused(REPLACED.into()))
     }
 }

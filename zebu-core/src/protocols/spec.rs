@@ -4,11 +4,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::{FileDriver, FileOptions, ImageOptions, Objects, OpenedFile, Protocol};
+use super::{
+    ATTEMPTS, FileDriver, FileOptions, ImageOptions, Objects, OpenedFile, Protocol, REPLACED,
+    in_first,
+};
 use crate::drivers::Format;
 use crate::spelling::OptionSet;
 use crate::spelling::path::is_descriptor;
-use crate::storage::{OpenFile, connect};
+use crate::storage::{CacheMode, LockRequest, OpenFile, connect};
 use crate::{Error, Result, printable};
 
 /// An image to open.
@@ -212,5 +215,29 @@ impl FileSpec {
     /// The path as a name.
     pub fn name(&self) -> &OsStr {
         self.path.as_os_str()
+    }
+}
+
+impl FileSpec {
+    /// Opens a file that is there for writing, in the first of `caches` that works, and locks it. Its
+    /// name leads to it then.
+    #[doc(hidden)]
+    pub fn open_locked(
+        &self,
+        caches: &[CacheMode],
+        request: LockRequest,
+        objects: &Objects,
+    ) -> Result<OpenedFile> {
+        for _ in 0..ATTEMPTS {
+            let file = in_first(caches, |cache| {
+                let how = OpenFile::default().write(true).cache(cache);
+                self.open(how, objects)
+            })?;
+            file.lock(request)?;
+            if file.is_at_its_path() {
+                return Ok(file);
+            }
+        }
+        Err(Error::Refused(REPLACED.into()))
     }
 }

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::OnceLock;
 
-use super::buffer::no_memory;
+use super::slab::no_memory;
 use super::{
     Alignment, Buffer, Iov, OpKind, PoolBuffer, Queue, Reserved, Started, Step, Storage,
     StorageExtent, Written,

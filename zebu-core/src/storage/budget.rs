@@ -27,7 +27,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
-use super::Queue;
 use crate::lock;
 
 /// Bytes that requests may take, shared by all its clones: see
@@ -74,7 +73,7 @@ pub enum Step {
 
 impl Step {
     /// Its place, in an image at `depth`: 0 is free for users of a budget of their own.
-    fn index(self, depth: u8) -> usize {
+    pub(super) fn index(self, depth: u8) -> usize {
         match self {
             Step::Bounce => 1,
             Step::Margins => 2 + 2 * usize::from(depth),
@@ -127,19 +126,19 @@ impl Budget {
         lock(&self.0.state)
     }
 
-    fn try_step(&self, step: usize, bytes: usize) -> Option<Reserved> {
+    pub(super) fn try_step(&self, step: usize, bytes: usize) -> Option<Reserved> {
         let mut state = self.state();
         let free = state.place(step).waiting.is_empty();
         (free && state.take(step, bytes, self.0.bytes)).then(|| self.reserved(step, bytes))
     }
 
     /// Reserves bytes, also if there are none left.
-    fn step_now(&self, step: usize, bytes: usize) -> Reserved {
+    pub(super) fn step_now(&self, step: usize, bytes: usize) -> Reserved {
         self.state().add(step, bytes);
         self.reserved(step, bytes)
     }
 
-    fn step(&self, step: usize, bytes: usize) -> Reserving<'_> {
+    pub(super) fn step(&self, step: usize, bytes: usize) -> Reserving<'_> {
         Reserving {
             budget: self,
             step,
@@ -191,7 +190,7 @@ impl State {
 }
 
 /// Waits for bytes.
-struct Reserving<'a> {
+pub(super) struct Reserving<'a> {
     budget: &'a Budget,
     step: usize,
     bytes: usize,
@@ -262,43 +261,12 @@ impl Drop for Reserved {
     }
 }
 
-impl Queue {
-    /// Reserves `bytes` for a step of a request; in an unbroken section without waiting. None: the
-    /// queue has no budget.
-    #[doc(hidden)]
-    pub async fn reserve(&self, step: Step, bytes: usize) -> Option<Reserved> {
-        let budget = self.options().memory.as_ref()?;
-        let step = step.index(self.depth());
-        // A drop may wait for the section, and polls none of the requests that hold the bytes. So
-        // these few are taken over the budget.
-        if self.is_unbroken() {
-            return Some(budget.step_now(step, bytes));
-        }
-        Some(budget.step(step, bytes).await)
-    }
-
-    /// Reserves `bytes` for a step of a request, unless that must wait.
-    pub(crate) fn try_reserve(&self, step: Step, bytes: usize) -> Result<Option<Reserved>, Full> {
-        match &self.options().memory {
-            None => Ok(None),
-            Some(budget) => match budget.try_step(step.index(self.depth()), bytes) {
-                Some(reserved) => Ok(Some(reserved)),
-                None => Err(Full),
-            },
-        }
-    }
-}
-
-/// No bytes are free.
-#[derive(Clone, Copy, Debug)]
-pub struct Full;
-
 #[cfg(test)]
 mod tests {
     //! Guards against memory that is reserved twice or lost, and against a task that waits for it
     //! and is never woken.
     use super::*;
-    use crate::storage::{QueueOptions, yield_once};
+    use crate::storage::{Queue, QueueOptions, yield_once};
 
     #[test]
     fn what_is_dropped_can_be_reserved() {

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::slab::{HUGE, Region, Slab};
+use super::slab::{HUGE, Region, Slab, no_memory};
 use crate::{Error, Result};
 
 /// The alignment of every [`Buffer`] in bytes, which is enough for `O_DIRECT` on any device.
@@ -94,11 +94,6 @@ impl Buffer {
             shared: false,
         }
     }
-}
-
-/// There is no memory.
-pub fn no_memory() -> io::Error {
-    io::Error::from_raw_os_error(libc::ENOMEM)
 }
 
 /// Memory that a request can own until its end: a [`Buffer`], one of a queue's pool, or a `Vec`.

@@ -22,6 +22,7 @@ mod join;
 pub(crate) mod lock;
 mod memory;
 pub(crate) mod named;
+pub(crate) mod names;
 mod null;
 mod patched;
 pub(crate) mod polling;
@@ -78,8 +79,8 @@ pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 use named::NamedFile;
 #[doc(hidden)]
-pub use named::make_file;
-pub use named::open_file;
+pub use names::make_file;
+pub use names::open_file;
 #[doc(hidden)]
 pub use null::Null;
 #[doc(hidden)]

@@ -11,8 +11,6 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::buffer::no_memory;
-
 /// Bytes of a huge page of x86-64 and, with pages of 4 KiB, of aarch64.
 pub const HUGE: usize = 2 << 20;
 
@@ -131,6 +129,11 @@ unsafe fn unmap(memory: NonNull<u8>, length: usize) {
     let layout = Layout::from_size_align(length, HUGE).expect("as it was mapped");
     // SAFETY: the caller's promise.
     unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
+}
+
+/// There is no memory.
+pub fn no_memory() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOMEM)
 }
 
 #[cfg(test)]

@@ -13,42 +13,15 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use super::dirty::PIECE;
 use super::write::Writer;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::{BoxFuture, Commits, Committed};
 use crate::storage::{self, Queue};
 
-/// Entries of the map in a sector.
-const PIECE: u64 = 512 / 4;
 /// Where the count of blocks is in the header.
 const COUNT_AT: u64 = 0x184;
-
-/// The sectors of the map that are not on the disk as they are in memory.
-#[derive(Debug, Default)]
-pub(super) struct Dirty {
-    /// With the number of the last change of each.
-    pieces: BTreeMap<u64, u64>,
-    changes: u64,
-}
-
-impl Dirty {
-    /// The entry `index` has changed.
-    pub(super) fn note(&mut self, index: u64) {
-        self.changes += 1;
-        self.pieces.insert(index / PIECE, self.changes);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
-    /// What a commit has written is clean, unless it has changed meanwhile.
-    fn clean(&mut self, written: &BTreeMap<u64, u64>) {
-        self.pieces
-            .retain(|piece, change| written.get(piece) != Some(change));
-    }
-}
 
 impl Committed for Writer {
     fn commits(&self) -> &Commits {

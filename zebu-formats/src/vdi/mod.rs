@@ -12,6 +12,7 @@
 mod clear;
 mod commit;
 mod create;
+mod dirty;
 mod write;
 
 use std::ops::Range;

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::commit::Dirty;
+use super::dirty::Dirty;
 use super::{BLOCK, Vdi};
 use crate::Result;
 use crate::drivers::{Commits, Mapping, Ranges, refused};

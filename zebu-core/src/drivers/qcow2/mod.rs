@@ -7,7 +7,7 @@
 //! - `open`, `limits`, `luks`: from a file to an [`Image`]; `shared`: an image that tasks share;
 //! - `map`: the map step, guest range in, extent out;
 //! - `disk`: writes, zeroes, another size, as the device asks for them;
-//! - `writer`: what an image has that is written; the steps of a change, and of a commit;
+//! - `writer`: the steps of a change, and of a commit, of an image that is written ([`Writer`]);
 //! - `allocation`: refcounts, and clusters taken and freed;
 //! - `header`, `resize`: changes of the header, and of the tables of a whole image;
 //! - `snapshots`, `bitmaps`: one subject each;
@@ -35,17 +35,23 @@ pub(crate) mod stream;
 pub(crate) mod structures;
 mod writer;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::drivers::cache::Cache;
+use crate::drivers::commits::Commits;
 use crate::drivers::qcow2::structures::{Geometry, Header, Snapshot};
-use crate::drivers::{CompressedData, spend};
+use crate::drivers::{CompressedData, Epochs, Gate, Ranges, spend};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub use crate::drivers::{Extent, Limits, Mapping};
+use allocation::frees::Frees;
 pub use allocation::protect::OverlapChecks;
+use allocation::protect::Protected;
+use allocation::refcounts::Refcounts;
+use allocation::space::Ahead;
+use bitmaps::Bitmaps;
 pub use driver::DRIVER;
 pub(crate) use header::check_recorded;
 pub(crate) use map::inflate::inflater;
@@ -53,7 +59,7 @@ pub use open::OpenImage;
 pub use shared::SharedImage;
 pub use snapshots::SnapshotChange;
 pub use snapshots::SnapshotName;
-pub use writer::WriteOptions;
+use writer::dirty::Dirty;
 
 /// How much of the tables is kept in memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,11 +106,67 @@ pub struct Image {
     work: Option<Arc<Work>>,
     tasks: shared::Tasks,
     /// If it is open for writing.
-    writer: Option<Box<writer::Writer>>,
+    writer: Option<Box<Writer>>,
     /// How it was written, if it was closed.
-    written: Option<writer::WriteOptions>,
+    written: Option<WriteOptions>,
     /// Bitmaps that readers follow, while the image is not written.
     followed: bitmaps::Followed,
+}
+
+/// How an image is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteOptions {
+    /// Punch holes into the file where the guest discards.
+    pub punch_request: bool,
+    /// Punch holes into the file where deleting a snapshot frees clusters.
+    pub punch_snapshot: bool,
+    /// Punch holes into the file where anything else frees clusters.
+    pub punch_other: bool,
+    /// Clusters of which the guest discards all stay allocated, as zeroes (version 3).
+    pub keep_discarded: bool,
+    /// The structures against which writes of data are checked.
+    pub overlap_checks: OverlapChecks,
+    /// Store bitmaps with each flush, not only when the image is closed.
+    pub store_bitmaps: bool,
+}
+
+/// The shared state of the requests that change an image.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub(crate) options: WriteOptions,
+    /// By number of the guest cluster: held by a request that changes its mapping.
+    pub(crate) clusters: Ranges,
+    /// By L1 index: held by a request that gives it a table of its own. Taken when
+    /// clusters are held, never the other way round.
+    pub(crate) tables: Ranges,
+    /// Its gate is held while metadata are written to the disk, and taken after all of these.
+    pub(crate) commits: Arc<Commits>,
+    pub(crate) refcounts: Refcounts,
+    pub(crate) protected: Protected,
+    pub(crate) epochs: Arc<Epochs>,
+    pub(crate) frees: Frees,
+    pub(crate) dirty: Dirty,
+    /// Held while the file is made longer; taken after the gate of `commits`.
+    pub(crate) length: Gate,
+    /// How long the file was when it was opened, in bytes.
+    opened_len: u64,
+    /// How far its space is taken ahead (`make_way`), in bytes.
+    pub(crate) taken: AtomicU64,
+    /// What is taken ahead for small tables.
+    pub(crate) ahead: Ahead,
+    /// How many requests change mappings now.
+    pub(crate) changing: AtomicU64,
+    /// Whether the last write to new clusters made the file longer itself.
+    pub(crate) appending: AtomicBool,
+    /// Whether a change of the whole image was dropped midway.
+    cut_short: Arc<AtomicBool>,
+    corrupt: AtomicBool,
+    /// The header as it is on the disk.
+    header: Mutex<Header>,
+    /// Whether header and bitmaps are ready for the next change.
+    announced: AtomicBool,
+    /// The bitmaps, from the first change on if the image has some.
+    bitmaps: OnceLock<Bitmaps>,
 }
 
 impl Image {

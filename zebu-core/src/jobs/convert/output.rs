@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::{Content, Part};
 use super::{ConvertError, ConvertOptions, Target, ZERO_BLOCK};
-use crate::jobs::export::OutStream;
 use crate::jobs::join_set::JoinSet;
+use crate::jobs::out_stream::OutStream;
 use crate::jobs::sequencer::{Sequencer, Ticket};
 use crate::jobs::zero;
 use crate::storage::{Buffer, Iov, Queue, yield_once};

@@ -13,6 +13,7 @@ mod drive;
 mod execution;
 mod handle;
 mod io;
+mod memory;
 mod options;
 mod pool;
 pub(crate) mod tasks;

@@ -8,9 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::wire::resolve;
 use crate::printable;
 use crate::storage::CacheMode;
+use crate::storage::host::addresses;
 use crate::tls::ClientTls;
 
 /// The context that distinguishes data from holes.
@@ -39,6 +39,18 @@ impl NbdServer {
             NbdServer::Tcp { host, port } => resolve(host, port),
         }
     }
+}
+
+/// The addresses of a host. Blocks.
+pub(super) fn resolve(host: &str, port: &str) -> io::Result<Vec<SocketAddr>> {
+    let number = port.parse().or_else(|_| match port {
+        "nbd" => Ok(crate::nbd::protocol::DEFAULT_PORT),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the port is no number",
+        )),
+    })?;
+    addresses(host, number)
 }
 
 impl fmt::Display for NbdServer {

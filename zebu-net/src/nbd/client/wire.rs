@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Type};
 
 use super::NbdServer;
-use crate::storage::host::addresses;
+use super::options::resolve;
 use crate::tls::ClientTls;
 use crate::tls::session::Session;
 
@@ -103,17 +103,6 @@ fn connect_unix(address: &SockAddr, deadline: Instant) -> io::Result<Socket> {
             result => return result.map(|()| Socket(socket)),
         }
     }
-}
-
-pub(super) fn resolve(host: &str, port: &str) -> io::Result<Vec<std::net::SocketAddr>> {
-    let number = port.parse().or_else(|_| match port {
-        "nbd" => Ok(crate::nbd::protocol::DEFAULT_PORT),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "the port is no number",
-        )),
-    })?;
-    addresses(host, number)
 }
 
 fn connect_tcp(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<Socket> {

@@ -16,9 +16,9 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::Writer;
 use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::allocation::refcounts::{Load, Missing, Run, Taken};
-use crate::drivers::qcow2::writer::Writer;
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};

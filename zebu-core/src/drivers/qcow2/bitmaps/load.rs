@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use super::{Bitmaps, Loaded};
 use crate::drivers::Bits;
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::Writer;
 use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::structures::{
     BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_BYTES, check_table,
 };
-use crate::drivers::qcow2::writer::Writer;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 

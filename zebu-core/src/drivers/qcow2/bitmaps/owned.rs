@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use super::Directory;
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::Writer;
 use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::allocation::protect::BITMAP_DIRECTORY;
 use crate::drivers::qcow2::structures::{BitmapCluster, BitmapEntry, FormatError, L2Entry};
-use crate::drivers::qcow2::writer::Writer;
 use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};
 

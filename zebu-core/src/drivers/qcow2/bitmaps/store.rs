@@ -15,9 +15,9 @@ use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::Bits;
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::Writer;
 use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::structures::{BITMAP_IN_USE, BitmapCluster, BitmapTableEntry};
-use crate::drivers::qcow2::writer::Writer;
 use crate::storage::{self, Queue};
 
 /// Bytes of bits that are written at once.

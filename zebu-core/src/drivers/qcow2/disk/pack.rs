@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::Writer;
 use crate::drivers::qcow2::structures::{ClusterKind, L2Entry};
-use crate::drivers::qcow2::writer::Writer;
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};

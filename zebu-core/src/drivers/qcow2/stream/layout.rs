@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use super::write::InLayout;
 use crate::codec;
 use crate::drivers::Preallocation;
 use crate::drivers::qcow2::create::CreateQcow2;
@@ -11,7 +10,7 @@ use crate::drivers::qcow2::structures::{
     Compression, Geometry, Header, L1Entry, L2Entry, RefcountBlock, RefcountSpace,
     RefcountTableEntry,
 };
-use crate::drivers::stream::{Packing, Pipe, StreamImage};
+use crate::drivers::stream::{Packing, Pipe};
 use crate::offset::HostOffset;
 use crate::{Error, Result};
 
@@ -225,11 +224,6 @@ impl Layout {
     pub fn push_packed(&mut self, offset: u64, length: u64) {
         let cluster = offset / self.cluster_size();
         self.push(Stored::Compressed { cluster, length });
-    }
-
-    /// The image, which is written next.
-    pub fn into_image(self) -> Box<dyn StreamImage> {
-        Box::new(InLayout::new(self))
     }
 
     /// The places of data, from the first on.

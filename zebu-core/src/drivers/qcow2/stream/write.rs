@@ -18,6 +18,13 @@ pub struct InLayout {
     start: u64,
 }
 
+impl Layout {
+    /// The image, which is written next.
+    pub fn into_image(self) -> Box<dyn StreamImage> {
+        Box::new(InLayout::new(self))
+    }
+}
+
 impl InLayout {
     /// The start of the stream.
     pub fn new(layout: Layout) -> Self {

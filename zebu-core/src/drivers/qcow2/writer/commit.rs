@@ -19,10 +19,10 @@ use std::sync::Arc;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::Writer;
 use crate::drivers::qcow2::allocation::frees::Freed;
 use crate::drivers::qcow2::allocation::refcounts::Writing as RefcountWriting;
 use crate::drivers::qcow2::map::table::Slice;
-use crate::drivers::qcow2::writer::Writer;
 use crate::offset::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 

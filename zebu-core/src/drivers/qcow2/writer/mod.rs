@@ -1,4 +1,4 @@
-//! The state of an image that is open for writing.
+//! What an image does that is open for writing; its state is `Writer` in `qcow2/mod.rs`.
 //!
 //! - `change`: the steps of an allocating write; `dirty`: the tables that have changed;
 //! - `commit`: the order in which they reach the disk;
@@ -18,19 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::drivers::commits::Commits;
-use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::allocation::frees::{Freed, Frees};
-use crate::drivers::qcow2::allocation::protect::{
-    BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected,
-};
+use crate::drivers::qcow2::allocation::protect::{BITMAP_DIRECTORY, L2_TABLE, Protected};
 use crate::drivers::qcow2::allocation::refcounts::Refcounts;
 use crate::drivers::qcow2::allocation::space::Ahead;
-use crate::drivers::qcow2::bitmaps::Bitmaps;
 use crate::drivers::qcow2::structures::{
     AUTOCLEAR_DATA_FILE_RAW, AUTOCLEAR_KNOWN, Header, L1Entry,
 };
 use crate::drivers::qcow2::writer::dirty::Dirty;
-use crate::drivers::{Epochs, Gate, Ranges, Stay};
+use crate::drivers::qcow2::{Image, WriteOptions, Writer};
+use crate::drivers::{Gate, Ranges, Stay};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -44,62 +41,6 @@ const PENDING_BYTES: u64 = 256 << 20;
 /// A request that may change the image: [`Image::announce`] has passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Announced<'a>(pub(in crate::drivers::qcow2) &'a Image);
-
-/// How an image is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WriteOptions {
-    /// Punch holes into the file where the guest discards.
-    pub punch_request: bool,
-    /// Punch holes into the file where deleting a snapshot frees clusters.
-    pub punch_snapshot: bool,
-    /// Punch holes into the file where anything else frees clusters.
-    pub punch_other: bool,
-    /// Clusters of which the guest discards all stay allocated, as zeroes (version 3).
-    pub keep_discarded: bool,
-    /// The structures against which writes of data are checked.
-    pub overlap_checks: OverlapChecks,
-    /// Store bitmaps with each flush, not only when the image is closed.
-    pub store_bitmaps: bool,
-}
-
-/// The shared state of the requests that change an image.
-#[derive(Debug)]
-pub(crate) struct Writer {
-    pub(crate) options: WriteOptions,
-    /// By number of the guest cluster: held by a request that changes its mapping.
-    pub(crate) clusters: Ranges,
-    /// By L1 index: held by a request that gives it a table of its own. Taken when
-    /// clusters are held, never the other way round.
-    pub(crate) tables: Ranges,
-    /// Its gate is held while metadata are written to the disk, and taken after all of these.
-    pub(crate) commits: Arc<Commits>,
-    pub(crate) refcounts: Refcounts,
-    pub(crate) protected: Protected,
-    pub(crate) epochs: Arc<Epochs>,
-    pub(crate) frees: Frees,
-    pub(crate) dirty: Dirty,
-    /// Held while the file is made longer; taken after the gate of `commits`.
-    pub(crate) length: Gate,
-    /// How long the file was when it was opened, in bytes.
-    opened_len: u64,
-    /// How far its space is taken ahead (`make_way`), in bytes.
-    pub(crate) taken: AtomicU64,
-    /// What is taken ahead for small tables.
-    pub(crate) ahead: Ahead,
-    /// How many requests change mappings now.
-    pub(crate) changing: AtomicU64,
-    /// Whether the last write to new clusters made the file longer itself.
-    pub(crate) appending: AtomicBool,
-    /// Whether a change of the whole image was dropped midway.
-    cut_short: Arc<AtomicBool>,
-    corrupt: AtomicBool,
-    /// The header as it is on the disk.
-    header: Mutex<Header>,
-    /// Whether header and bitmaps are ready for the next change.
-    pub(in crate::drivers::qcow2) announced: AtomicBool,
-    /// The bitmaps, from the first change on if the image has some.
-    pub(in crate::drivers::qcow2) bitmaps: OnceLock<Bitmaps>,
-}
 
 impl Writer {
     /// Refuses changes after a failed flush, or of an image that is corrupt.

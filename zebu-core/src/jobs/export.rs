@@ -5,14 +5,11 @@
 //! compressed or zeroes to be found, by a first pass over the data. A streamOptimized VMDK has its
 //! tables after its data.
 
-mod stream;
-
 use std::sync::Arc;
-
-pub use stream::OutStream;
 
 use super::convert::{self, ConvertError, ConvertEvent, ConvertOptions};
 use super::create::CreateQcow2;
+use super::out_stream::OutStream;
 use super::target::Target;
 use super::workers;
 use crate::block::Device;
