@@ -1,5 +1,6 @@
 /* Guards against misuse that crashes, and against errors of the wrong kind. */
 #include <errno.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,10 +107,11 @@ static void forks(void)
         disk = new_image("child", 1 << 20);
         OK(zebu_write(disk, &byte, 1, 0, &error));
         OK(zebu_close(disk, &error));
-        _exit(0);
+        /* What the parent's threads own cannot be freed here, which valgrind would report at an exit. */
+        raise(SIGKILL);
     }
     int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     /* Nothing of the parent's was given up. */
     CHECK(!zebu_open(path("forks"), NULL, &error));
     CHECK(is_error(error, ZEBU_ERROR_LOCKED, -EAGAIN));
