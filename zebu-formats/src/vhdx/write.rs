@@ -117,6 +117,7 @@ impl Vhdx {
         range: Range<u64>,
         how: Clear,
     ) -> Result<()> {
+        self.writer()?.commits.check()?;
         let mut clearing = Clearing::new(&*self.file, queue, how);
         let mut guest = range.start;
         while guest < range.end {
