@@ -19,6 +19,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "zebu has more options",
         ),
         (
+            ours.contains("is ambiguous"),
+            "options of QEMU 11.1 make an abbreviation ambiguous",
+        ),
+        (
             theirs.contains("is ambiguous") && ours.contains("unrecognized option"),
             "abbreviations of aliases are not accepted",
         ),
