@@ -70,6 +70,8 @@ pub enum Rule {
     LogIsDurable,
     /// VHDX: an entry of the log stays whole until the next one is valid.
     EntryStaysWhole,
+    /// VHDX: what an entry of the log changes is written where it belongs before the next one is valid.
+    TablesBeforeNextEntry,
     /// VHDX: what a log has is durable where it belongs before the header says that the log is empty.
     RecoveredBeforeEmptyLog,
     /// VHDX: the header says durably that the content is another one before it changes.
@@ -85,7 +87,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 33] = [
+        pub const ALL: [Rule; 34] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -117,6 +119,7 @@ mod hook {
             Rule::BlocksBeforeLog,
             Rule::LogIsDurable,
             Rule::EntryStaysWhole,
+            Rule::TablesBeforeNextEntry,
             Rule::RecoveredBeforeEmptyLog,
             Rule::IdentityBeforeContent,
         ];

@@ -87,6 +87,13 @@ impl Written {
         WRITTEN.iter().filter(is_other).copied().collect()
     }
 
+    /// Images of a format that get space block by block.
+    pub fn dynamic(name: &str) -> Written {
+        let images = [Written::VDI, Written::VHDX];
+        let found = images.into_iter().find(|written| written.name == name);
+        found.expect("a format of dynamic images")
+    }
+
     /// One of these.
     pub fn other(rng: &mut Rng) -> Written {
         rng.pick(&Written::others())

@@ -89,7 +89,9 @@ impl Writer {
         while !taken.sectors.is_empty() {
             let count = taken.sectors.len().min(MOST);
             self.log_sectors(queue, &mut taken, count).await?;
-            self.write_tables(queue).await?;
+            if taken.sectors.is_empty() || !is_broken(Rule::TablesBeforeNextEntry) {
+                self.write_tables(queue).await?;
+            }
         }
         Ok(())
     }
@@ -127,7 +129,7 @@ impl Writer {
         lock(&self.log.state).sequence = sequence;
         let pieces = taken.sectors.drain(first..).map(|(_, piece)| piece);
         let copies = copies.into_iter().map(Arc::new);
-        *lock(&self.log.unwritten) = copies.zip(pieces).collect();
+        lock(&self.log.unwritten).extend(copies.zip(pieces));
         Ok(())
     }
 

@@ -157,6 +157,24 @@ pub fn assert_content(image: &Path, format: &str, expected: &[u8], what: &str) {
     let _ = std::fs::remove_file(raw);
 }
 
+/// Fails the test unless QEMU reads these bytes at an offset. (It compares all of a large VHDX byte by
+/// byte, since it does not know where that has nothing.)
+#[track_caller]
+pub fn assert_part(image: &Path, format: &str, (offset, expected): (u64, &[u8]), what: &str) {
+    let part = image.with_extension("part");
+    let (name, length) = (text(image), expected.len());
+    let window = format!(
+        "json:{{'driver':'raw','offset':{offset},'size':{length},\
+         'file':{{'driver':'{format}','file':{{'driver':'file','filename':'{name}'}}}}}}"
+    );
+    let args = ["convert", "-O", "raw", &window, text(&part)];
+    qemu_img_at(image, &args).ok(&format!("{what}: qemu-img convert"));
+    let found = std::fs::read(&part).unwrap();
+    let is_same = found == expected;
+    assert!(is_same, "{what}: QEMU reads something else at {offset}");
+    let _ = std::fs::remove_file(part);
+}
+
 /// Writes a file with these bytes, with holes for zeroes.
 pub fn write_sparse(path: &Path, bytes: &[u8]) {
     use std::os::unix::fs::FileExt;

@@ -41,6 +41,7 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
         Rule::InUseBeforeChange | Rule::BitsBeforeFlag => &["bitmaps"],
         Rule::AnnouncedAnew => &["in-flight-bitmaps"],
         Rule::BlocksBeforeMap | Rule::CountBeforeMap => &["written"],
+        Rule::TablesBeforeNextEntry => &["written-tables"],
         Rule::BlocksBeforeLog
         | Rule::LogIsDurable
         | Rule::EntryStaysWhole

@@ -20,10 +20,13 @@ use zebu::storage::{Memory, Queue, Storage};
 
 use crate::allowed_flags::allowed_flags;
 use crate::bitmaps;
-use crate::common::peer::{assert_consistent, assert_content, assert_sound, qemu_img, text};
+use crate::common::peer::{
+    assert_consistent, assert_content, assert_part, assert_sound, qemu_img, text,
+};
 use crate::common::{Rng, repair_all};
 use crate::dirty::Bitmap;
 use crate::disk::Time;
+use crate::spread::Spread;
 use crate::states::{Left, SECTOR};
 use zebu_testkit::Written;
 
@@ -107,6 +110,8 @@ pub enum Change {
 pub struct Layout {
     /// The image, if it is not qcow2.
     pub written: Option<Written>,
+    /// The parts of the disk that are used, if it is larger than memory.
+    pub spread: Option<Spread>,
     /// The identity of the image's content and this content, before the first event.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
     /// The external data file.
@@ -159,6 +164,11 @@ impl Layout {
             .backing(backing);
         let format = self.written.map(|written| written.format());
         Device::from_storages(queue, storages, &options.clone().format(format))
+    }
+
+    /// The parts of the disk that are used, where the content has so many bytes.
+    pub fn spread(&self, bytes: usize) -> Spread {
+        self.spread.unwrap_or_else(|| Spread::whole(bytes))
     }
 
     fn backing<S: Storage + 'static>(
@@ -452,7 +462,10 @@ impl Judge<'_> {
         }
         if let Some(written) = &layout.written {
             written.check(queue, device.top(), interrupted)?;
-            let active = content(queue, &device)?;
+            let active = match &layout.spread {
+                Some(spread) => spread.read(queue, &device)?,
+                None => content(queue, &device)?,
+            };
             if let Some((id, before)) = &layout.identity
                 && device.top().content_id() == Some(&id[..])
                 && interrupted
@@ -522,9 +535,13 @@ impl Judge<'_> {
         }
         let new: Vec<u8> = active.iter().map(|byte| byte ^ 0x55).collect();
         let piece = 512 * (1 + rng.below(20)) as usize + 100;
-        for (at, bytes) in (0..).step_by(piece).zip(new.chunks(piece)) {
-            let write = device.write_blocking(queue, at, bytes);
-            write.map_err(said("write after a power cut"))?;
+        let spread = self.layout.spread(new.len());
+        for at in (0..new.len()).step_by(piece) {
+            for part in spread.parts(at..(at + piece).min(new.len())) {
+                let place = spread.place(part.start);
+                let write = device.write_blocking(queue, place, &new[part]);
+                write.map_err(said("write after a power cut"))?;
+            }
         }
         if !found.bitmaps.is_empty() && rng.one_in(3) {
             let removed = found.bitmaps.remove(rng.index(found.bitmaps.len()));
@@ -590,12 +607,16 @@ impl Judge<'_> {
             let image = self.folder.join("image");
             std::fs::write(&image, state[0].to_vec()).unwrap();
             assert_sound(&image, written, true, "after a power cut");
-            assert_content(
-                &image,
-                written.name,
-                &found.model.active,
-                "after a power cut",
-            );
+            let (active, what) = (&found.model.active, "after a power cut");
+            match self.layout.spread {
+                Some(spread) if spread.count > 1 => {
+                    for part in spread.parts(0..active.len()) {
+                        let place = spread.place(part.start);
+                        assert_part(&image, written.name, (place, &active[part]), what);
+                    }
+                }
+                _ => assert_content(&image, written.name, active, what),
+            }
             return;
         }
         let image = self.folder.join("image.qcow2");
@@ -631,7 +652,6 @@ impl Judge<'_> {
     }
 }
 
-/// Whether a file starts as a qcow2 image does.
 /// Whether it is a qcow2 image that does not say that it is not finished.
 fn is_finished(bytes: &[u8]) -> bool {
     bytes.starts_with(b"QFI\xfb") && bytes.get(4..8) != Some(&[0xff; 4])

@@ -3,7 +3,7 @@
 //!
 //! - `disk`: a disk that records all operations;
 //! - `states`: the states that a power cut may leave;
-//! - `workloads`: the requests and changes;
+//! - `workloads`: the requests and changes; `spread`: disks of which only parts are used;
 //! - `judge`: the conditions that each state must meet; `bitmaps`: those of bitmaps;
 //! - `faults`: each operation fails in turn, and the session continues;
 //! - `new_images`: images of formats that are filled once;
@@ -22,6 +22,7 @@ mod damaged;
 mod faults;
 mod judge;
 mod new_images;
+mod spread;
 mod states;
 mod workloads;
 

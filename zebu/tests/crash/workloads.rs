@@ -65,7 +65,7 @@ const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Wor
     }
 }
 
-pub const ALL: [Workload; 25] = [
+pub const ALL: [Workload; 26] = [
     light("allocating", requests::allocating),
     light("backing", requests::backing),
     heavy("subclusters", requests::subclusters),
@@ -91,6 +91,7 @@ pub const ALL: [Workload; 25] = [
     heavy("written", written::sequential),
     heavy("written-in-flight", written::in_flight),
     heavy("written-queues", written::queues),
+    heavy("written-tables", written::tables),
 ];
 
 /// A workload that has run.

@@ -94,12 +94,13 @@ impl Use<'_> {
         self.request(device, rng, kind, range);
     }
 
-    /// One request. Records and verifies its effect.
+    /// One request, within a window of the disk. Records and verifies its effect.
     pub fn request(&mut self, device: &Device, rng: &mut Dice, kind: Kind, range: Range<usize>) {
         let queue = self.queue;
         let began = self.history.disk.now();
         let mut bytes = vec![0; range.len()];
-        let (offset, length) = (range.start as u64, range.len() as u64);
+        let spread = self.history.layout.spread(self.active.len());
+        let (offset, length) = (spread.place(range.start), range.len() as u64);
         // Whether only a part may have been written.
         let mut partly = false;
         let flush_failed = self.history.disk.flush_failed();

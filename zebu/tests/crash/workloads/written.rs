@@ -11,6 +11,7 @@ use super::many::{batches_on, threads_on};
 use super::requests::{Kind, Mix, Use, begin_on};
 use super::{Dice, History, noise, writable};
 use crate::judge::Layout;
+use crate::spread::Spread;
 
 /// The requests of one queue.
 const KINDS: [Kind; 9] = [
@@ -33,11 +34,17 @@ const VHDX_TABLES: Range<usize> = 2 << 20..3 << 20;
 /// only in the log.
 fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
     let written = Written::other(rng);
+    let size = written.block * (1 + rng.below(6)) + 512 * rng.below(written.block / 512);
+    image_of(queue, rng, written, Spread::whole(size as usize))
+}
+
+/// Such an image, of a disk of which these windows are used.
+fn image_of<'a>(queue: &'a Queue, rng: &mut Dice, written: Written, spread: Spread) -> Use<'a> {
     // The unit of what requests draw, so that several requests have one block.
     let unit = (written.block / 16) as usize;
-    let size = (written.block * (1 + rng.below(6)) + 512 * rng.below(written.block / 512)) as usize;
+    let size = spread.window * spread.count;
     let file = Arc::new(Memory::default());
-    written.make(queue, file.clone(), size as u64);
+    written.make(queue, file.clone(), spread.size);
     let mut active = vec![0; size];
     let options = OpenOptions::default()
         .format(Some(written.format()))
@@ -46,9 +53,12 @@ fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
     let mut write = |rng: &mut Dice| {
         let at = rng.index(size / 512) * 512;
         let length = (512 * (1 + rng.index(100))).min(size - at);
-        let bytes = noise(rng, length);
-        device.write_blocking(queue, at as u64, &bytes).unwrap();
-        active[at..at + length].copy_from_slice(&bytes);
+        for part in spread.parts(at..at + length) {
+            let bytes = noise(rng, part.len());
+            let place = spread.place(part.start);
+            device.write_blocking(queue, place, &bytes).unwrap();
+            active[part].copy_from_slice(&bytes);
+        }
     };
     for _ in 0..rng.below(3) {
         write(rng);
@@ -75,6 +85,7 @@ fn image<'a>(queue: &'a Queue, rng: &mut Dice) -> Use<'a> {
     }
     let layout = Layout {
         written: Some(written),
+        spread: Some(spread),
         identity: identity.map(|id| (id, active.clone())),
         ..Layout::default()
     };
@@ -106,4 +117,43 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
 pub fn queues(queue: &Queue, rng: &mut Dice) -> History {
     let used = image(queue, rng);
     threads_on(queue, rng, used)
+}
+
+/// Blocks are allocated all over a large disk, so that a commit has many sectors of the table: more than
+/// an entry of the log of a VHDX has.
+pub fn tables(queue: &Queue, rng: &mut Dice) -> History {
+    // What a sector of the table leads to: of a VHDX 4096 bytes with 512 entries, of a VDI 512 with 128.
+    let (name, entries) = rng.pick(&[("vhdx", 512), ("vdi", 128)]);
+    let written = Written::dynamic(name);
+    let per_sector = entries * written.block;
+    // Two windows that share a sector, or none.
+    let stride = rng.pick(&[per_sector * 3 / 4, per_sector]);
+    let count = 20 + rng.below(8);
+    let spread = Spread {
+        size: stride * (count + 1) + 512 * rng.below(9),
+        first: 4096 * rng.below(stride / 4096),
+        stride,
+        window: 4096,
+        count: count as usize,
+    };
+    let mut used = image_of(queue, rng, written, spread);
+    let device = used.history.open(queue, &writable(rng));
+    let (window, size) = (spread.window, used.active.len());
+    for _ in 0..2 {
+        // Some windows are left for the next time.
+        for at in (0..size).step_by(window) {
+            if !rng.one_in(6) {
+                let start = at + 512 * rng.index(window / 512);
+                used.request(&device, rng, Kind::Write, start..start + 512);
+            }
+        }
+        for _ in 0..rng.below(4) {
+            let kind = rng.pick(&KINDS);
+            let start = 512 * rng.index(size / 512);
+            let end = (start / window + 1) * window;
+            used.request(&device, rng, kind, start..end);
+        }
+        used.request(&device, rng, Kind::Flush, 0..0);
+    }
+    used.close(device)
 }
