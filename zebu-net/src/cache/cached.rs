@@ -1,6 +1,6 @@
 //! A storage whose blocks are kept in a cache.
 //!
-//! A block that several requests want is loaded once, by a task that ends with the first of them:
+//! A block that several requests read is loaded once, by a task that ends with the first of them:
 //! from its file, else from the storage below, and then it is stored. Blocks beside each other that
 //! have no file are one read of the storage below. If a request is dropped, another one that waits
 //! loads its blocks, since the queue of the first one need not be driven any more.
