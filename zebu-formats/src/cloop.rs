@@ -8,13 +8,13 @@ use std::sync::Arc;
 use super::inflate::Inflated;
 use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
+    AnyImage, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
     check_limit, disk_size, refused,
 };
 use crate::Result;
 use crate::codec::{Inflater, Stream};
 use crate::offset::HostOffset;
-use crate::storage::{self, Queue, Storage, Work};
+use crate::storage::{self, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -172,14 +172,8 @@ impl FormatImage for Cloop {
         Some(Ok(self.extent(guest, limit)))
     }
 
-    fn inflated<'a>(
-        &'a self,
-        queue: &'a Queue,
-        guest: u64,
-        _storage: &'a dyn Storage,
-        data: CompressedData,
-    ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
-        Box::pin(self.inflated.get(queue, guest, data))
+    fn inflated_cache(&self) -> Option<&Inflated> {
+        Some(&self.inflated)
     }
 
     fn work(&self) -> Option<&Arc<Work>> {

@@ -14,8 +14,8 @@ use super::inflate::Inflated;
 use super::sectors::MAX_RUN;
 use super::table::{array, check_in_file};
 use super::{
-    AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest,
-    StorageId, check_limit, disk_size, refused,
+    AnyImage, CompressedData, Driver, Extent, Format, FormatImage, Mapping, OpenRequest, StorageId,
+    check_limit, disk_size, refused,
 };
 use crate::offset::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
@@ -198,14 +198,8 @@ impl FormatImage for Dmg {
         Ok(self.file_len.saturating_sub(host).min(length))
     }
 
-    fn inflated<'a>(
-        &'a self,
-        queue: &'a Queue,
-        guest: u64,
-        _storage: &'a dyn Storage,
-        data: CompressedData,
-    ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
-        Box::pin(self.inflated.get(queue, guest, data))
+    fn inflated_cache(&self) -> Option<&Inflated> {
+        Some(&self.inflated)
     }
 
     fn work(&self) -> Option<&Arc<Work>> {

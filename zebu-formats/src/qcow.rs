@@ -281,14 +281,8 @@ impl FormatImage for Qcow {
         }
     }
 
-    fn inflated<'a>(
-        &'a self,
-        queue: &'a Queue,
-        guest: u64,
-        _storage: &'a dyn Storage,
-        data: CompressedData,
-    ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
-        Box::pin(self.inflated.get(queue, guest, data))
+    fn inflated_cache(&self) -> Option<&Inflated> {
+        Some(&self.inflated)
     }
 
     fn work(&self) -> Option<&Arc<Work>> {

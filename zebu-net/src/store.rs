@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::http::{RemoteOptions, open, refuse_writes};
 pub use crate::object::StoreKind;
-use crate::object::{Place, StoreOptions, Upload};
+use crate::object::{ObjectPlace, StoreOptions, Upload};
 use crate::protocols::shown::object;
 use crate::protocols::{Driver, FileDriver, FileSpec, Objects, OpenedFile, Protocol};
 use crate::spelling::OptionSet;
@@ -154,6 +154,10 @@ impl Protocol for StoreSpec {
 
     fn open(&self, file: &FileSpec, how: OpenFile, _objects: &Objects) -> Result<OpenedFile> {
         refuse_writes(self.kind.name(), how)?;
-        open(file, Place::Store(self.store_options()), &self.reading)
+        open(
+            file,
+            ObjectPlace::Store(self.store_options()),
+            &self.reading,
+        )
     }
 }

@@ -20,7 +20,7 @@ use std::ffi::OsString;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 pub use options::{
-    NameOptions, OutputFormat, SourceOptions, one_name, rate, source_cache, target_cache,
+    NameOptions, OutputFormat, Reporting, SourceOptions, one_name, rate, source_cache, target_cache,
 };
 
 use crate::output::{self, wrapped};

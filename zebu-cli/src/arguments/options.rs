@@ -56,6 +56,24 @@ impl SourceOptions {
     }
 }
 
+/// What a job tells while it is at work.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct Reporting {
+    /// Show progress
+    #[arg(short, long)]
+    pub progress: bool,
+    /// Print errors only
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl Reporting {
+    /// Whether progress is shown.
+    pub fn has_progress(self) -> bool {
+        self.progress && !self.quiet
+    }
+}
+
 /// How a report is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {

@@ -7,11 +7,11 @@ use zebu::block::{CreateOption, Device, Format, OptionKind};
 use zebu::jobs::{self, AmendOptions};
 use zebu::storage::Queue;
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::create_options::{self, CreateOptions};
 use crate::arguments::file_name::file_of;
 use crate::arguments::known_options::{help_line, number};
-use crate::arguments::{NameOptions, SourceOptions, target_cache};
+use crate::arguments::{NameOptions, Reporting, SourceOptions, target_cache};
 use crate::images::new_image::{log2, parse_format};
 use crate::images::{open, same_file};
 use crate::output::{self, Progress, Shown};
@@ -29,7 +29,7 @@ pub const COMMAND: Command = Command {
         # What can be changed
         zebu amend -f qcow2 -o help",
     values: &[(
-        Place::Option("options"),
+        ValueOf::Option("options"),
         Values::OptionsOf("qcow2", amendable),
     )],
     ..Command::PLAIN
@@ -50,12 +50,8 @@ pub struct Arguments {
     /// Allow unsafe changes; there are none
     #[arg(long)]
     force: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// The image
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
@@ -142,7 +138,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
 
 fn amend(queue: &Queue, arguments: &Arguments, device: Device, changes: &AmendOptions) -> Outcome {
     let total = device.size();
-    let mut progress = Progress::only_shown(arguments.progress && !arguments.quiet, total);
+    let mut progress = Progress::only_shown(arguments.report.has_progress(), total);
     let result = jobs::amend(queue, device, changes, |now| {
         let _ = progress.set(total / now.total * now.done);
     });

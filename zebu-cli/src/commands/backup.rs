@@ -12,7 +12,7 @@ use zebu_backup::{Disk, Entry, Manifest, Set, Step, TakeOptions};
 
 use super::command::Command;
 use crate::arguments::file_name::file_of;
-use crate::arguments::{SourceOptions, objects, rate, size};
+use crate::arguments::{Reporting, SourceOptions, objects, rate, size};
 use crate::images::{open, same_file, streams};
 use crate::output::progress::interrupted;
 use crate::output::{self, Progress, Shown, localtime};
@@ -116,12 +116,8 @@ struct Take {
     /// Bytes a second at most
     #[arg(short = 'r', long, value_name = "RATE")]
     rate_limit: Option<String>,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// Format of the result: human or json
     #[arg(long, value_name = "FMT", default_value = "human")]
     output: Output,
@@ -145,12 +141,8 @@ struct Verify {
     /// Hash the content of the disks, too, where the manifest has a hash of it
     #[arg(long)]
     content: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// Format of the result: human or json
     #[arg(long, value_name = "FMT", default_value = "human")]
     output: Output,
@@ -232,13 +224,13 @@ fn take(context: &Context, arguments: &Take) -> Outcome {
     }
     let queue = open::queue()?;
     // From here on signals let it end with what it made removed.
-    let mut steps = Steps::new(arguments.progress && !arguments.quiet);
+    let mut steps = Steps::new(arguments.report.has_progress());
     let mut set = Set::open_or_create(directory).map_err(failure)?;
     let taken = set.take(&queue, &disks, &options, &mut |step, name, done, total| {
         steps.show(step, name, done, total)
     });
     steps.finish();
-    if !arguments.quiet {
+    if !arguments.report.quiet {
         for note in set.take_notes() {
             context.say(&note);
         }
@@ -254,7 +246,7 @@ fn take(context: &Context, arguments: &Take) -> Outcome {
         }
     };
     steps.finish();
-    if !arguments.quiet {
+    if !arguments.report.quiet {
         let manifest = set.manifest();
         match arguments.output {
             Output::Json => {
@@ -372,7 +364,7 @@ fn line(mut text: String) -> Outcome {
 fn print_findings(context: &Context, arguments: &Verify) -> Outcome {
     let queue = open::queue()?;
     let set = Set::open(&arguments.directory).map_err(failure)?;
-    let mut steps = Steps::new(arguments.progress && !arguments.quiet);
+    let mut steps = Steps::new(arguments.report.has_progress());
     let found = set.verify(&queue, arguments.content, &mut |step, name, done, total| {
         steps.show(step, name, done, total)
     });
@@ -382,7 +374,7 @@ fn print_findings(context: &Context, arguments: &Verify) -> Outcome {
         json(&found)?;
     }
     if found.is_empty() {
-        if arguments.output == Output::Human && !arguments.quiet {
+        if arguments.output == Output::Human && !arguments.report.quiet {
             line(verified(set.manifest(), arguments.content))?;
         }
         return Ok(0);

@@ -8,7 +8,7 @@ use zebu::Error;
 use zebu::block::Device;
 use zebu::storage::{CacheMode, Queue};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::{NameOptions, SourceOptions, size};
 use crate::images::open;
 use crate::output::Shown;
@@ -28,8 +28,8 @@ pub const COMMAND: Command = Command {
         # Remove it
         zebu bitmap --remove disk.qcow2 since-monday",
     values: &[
-        (Place::Option("merge"), Values::Bitmaps),
-        (Place::Operand(1), Values::Bitmaps),
+        (ValueOf::Option("merge"), Values::Bitmaps),
+        (ValueOf::Operand(1), Values::Bitmaps),
     ],
     ..Command::PLAIN
 };

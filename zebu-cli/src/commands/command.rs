@@ -20,7 +20,7 @@ pub struct Command {
     /// be run one after the other where their files are.
     pub examples: &'static str,
     /// For completions: what the values are of options and operands whose names do not tell it.
-    pub values: &'static [(Place, Values)],
+    pub values: &'static [(ValueOf, Values)],
     /// For the man page.
     pub exit_status: &'static [Entry],
     /// The same of subcommands that have another one than most commands.
@@ -34,7 +34,7 @@ pub type Entry = (&'static str, &'static str);
 
 /// Where a value is.
 #[derive(PartialEq, Eq)]
-pub enum Place {
+pub enum ValueOf {
     /// It is one of the option with this id.
     Option(&'static str),
     /// It is the operand of this number, from 0.

@@ -11,7 +11,7 @@ use zebu::names::protocol;
 use zebu::storage::Queue;
 
 use super::command::Command;
-use crate::arguments::{NameOptions, SourceOptions, one_name, rate, target_cache};
+use crate::arguments::{NameOptions, Reporting, SourceOptions, one_name, rate, target_cache};
 use crate::images::open;
 use crate::images::same_file::{self, Fate};
 use crate::output::progress::interrupted;
@@ -51,12 +51,8 @@ pub struct Arguments {
     /// Rate limit in bytes per second
     #[arg(short = 'r', long = "rate-limit", alias = "rate", value_name = "RATE")]
     rate: Option<String>,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// The image
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
@@ -74,7 +70,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
         .write(true)
         .discard(Some(true));
     let whole = open::device_with(context, &queue, name, &source, &options)?;
-    let mut progress = Progress::new(arguments.progress && !arguments.quiet, whole.size());
+    let mut progress = Progress::new(arguments.report.has_progress(), whole.size());
     let _ = progress.set(0);
     let Some(depth) = base_depth(&whole, arguments.base.as_deref()) else {
         progress.finish(false);
@@ -140,7 +136,7 @@ fn commit(
         CommitError::Snapshot(e) => super::snapshot::would_change(&e),
         other => Failure::new(other.to_string()),
     })?;
-    if !arguments.quiet {
+    if !arguments.report.quiet {
         output::say("Image committed.\n");
     }
     Ok(0)

@@ -8,7 +8,7 @@ use zebu::jobs::{self, CompareError, CompareOptions, Comparison, Unchanged};
 use zebu::storage::{CacheMode, Queue};
 
 use super::command::Command;
-use crate::arguments::{SourceOptions, source_cache};
+use crate::arguments::{Reporting, SourceOptions, source_cache};
 use crate::images::open;
 use crate::output::progress::interrupted;
 use crate::output::{self, Progress, Shown};
@@ -47,12 +47,8 @@ pub struct Arguments {
     /// Compare sizes and allocation, too
     #[arg(short, long)]
     strict: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// Cache mode of the images: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
@@ -116,15 +112,12 @@ fn compare(
     devices: [Device; 2],
 ) -> Outcome {
     let say = |text: &str| {
-        if !arguments.quiet {
+        if !arguments.report.quiet {
             output::say(text);
         }
     };
     let sizes = [devices[0].size(), devices[1].size()];
-    let mut progress = Progress::new(
-        arguments.progress && !arguments.quiet,
-        sizes[0].max(sizes[1]),
-    );
+    let mut progress = Progress::new(arguments.report.has_progress(), sizes[0].max(sizes[1]));
     progress.weigh(context, queue, &[&[&devices[0], &devices[1]]]);
     let _ = progress.set(0);
     if arguments.strict && sizes[0] != sizes[1] {

@@ -8,7 +8,7 @@ use zebu::block::{Device, FileSpec, Format, OptionKind};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::create_options::{self, CreateOptions};
 use crate::arguments::file_name::{as_value, beside, file_as};
 use crate::arguments::known_options::{number, option_help};
@@ -37,8 +37,8 @@ pub const COMMAND: Command = Command {
         # Which options there are
         zebu create -f qcow2 -o help",
     values: &[
-        (Place::Option("format"), Values::NewFormats),
-        (Place::Operand(1), Values::Nothing),
+        (ValueOf::Option("format"), Values::NewFormats),
+        (ValueOf::Operand(1), Values::Nothing),
     ],
     ..Command::PLAIN
 };

@@ -10,7 +10,7 @@ use zebu::jobs::{self, CopyOptions, Target, TransferError, Unchanged};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::create_options::CreateOptions;
 use crate::arguments::file_name::{file_as, file_of};
 use crate::arguments::{SourceOptions, objects, size, untrusted};
@@ -31,7 +31,7 @@ pub const COMMAND: Command = Command {
         # From the fifth to the eighth MiB of a disk
         zebu dd -O qcow2 bs=1M skip=4 count=8 if=disk.raw of=part.qcow2",
     values: &[(
-        Place::Operands,
+        ValueOf::Operands,
         Values::Assignments {
             files: &["if", "of"],
             others: &["bs", "count", "skip"],

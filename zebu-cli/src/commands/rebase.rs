@@ -10,7 +10,7 @@ use zebu::names::Source;
 use zebu::storage::Queue;
 
 use super::command::Command;
-use crate::arguments::{SourceOptions, one_name, source_cache, target_cache, untrusted};
+use crate::arguments::{Reporting, SourceOptions, one_name, source_cache, target_cache, untrusted};
 use crate::images::new_image::is_driver;
 use crate::images::open;
 use crate::images::same_file::{self, Fate};
@@ -60,12 +60,8 @@ pub struct Arguments {
     /// Compress the data that are written
     #[arg(short = 'c', long)]
     compress: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// The image
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
@@ -80,7 +76,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
             Failure::new("Must specify backing file (-b) or use unsafe mode (-u)").with_hint(),
         );
     }
-    let mut progress = Progress::begun(arguments.progress && !arguments.quiet);
+    let mut progress = Progress::begun(arguments.report.has_progress());
     let outcome = open_and_rebase(context, &arguments, name, &mut progress);
     progress.finish(outcome.is_ok());
     outcome

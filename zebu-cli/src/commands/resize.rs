@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser};
 use zebu::block::{Length, Preallocation};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::{NameOptions, SourceOptions, size, target_cache};
 use crate::images::open;
 use crate::output;
@@ -22,7 +22,7 @@ pub const COMMAND: Command = Command {
         zebu resize disk.qcow2 +10G
         # Smaller: what is behind the new end is lost
         zebu resize --shrink disk.qcow2 8M",
-    values: &[(Place::Operand(1), Values::Nothing)],
+    values: &[(ValueOf::Operand(1), Values::Nothing)],
     ..Command::PLAIN
 };
 

@@ -10,7 +10,7 @@ use zebu::qcow2::Snapshot;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, Queue};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use super::info;
 use crate::arguments::{SourceOptions, one_name};
 use crate::images::open;
@@ -32,7 +32,7 @@ pub const COMMAND: Command = Command {
         zebu snapshot -a today disk.qcow2
         # Delete it
         zebu snapshot -d today disk.qcow2",
-    values: &[(Place::Option("create"), Values::Nothing)],
+    values: &[(ValueOf::Option("create"), Values::Nothing)],
     ..Command::PLAIN
 };
 

@@ -75,6 +75,7 @@ pub use epoch::{Epochs, Stay};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind, OtherForm};
 pub use guess::{Guess, check_inner, check_tail, is_partitioned, probe, probe_head};
+use inflate::Inflated;
 pub use inflate::inflate;
 pub use limits::Limits;
 pub use limits::{LOOKUP_WORK, check_limit, disk_size, spend};
@@ -164,8 +165,13 @@ pub trait FormatImage: Debug + Send + Sync {
         }
     }
 
+    /// The cache of inflated clusters of the image's file, for small reads.
+    fn inflated_cache(&self) -> Option<&Inflated> {
+        None
+    }
+
     /// The inflated cluster that is mapped at `guest`, of compressed data in `storage`. A driver may
-    /// cache clusters for small reads, and may read more than `data` if these do not inflate.
+    /// read more than `data` if these do not inflate.
     fn inflated<'a>(
         &'a self,
         queue: &'a Queue,
@@ -174,6 +180,9 @@ pub trait FormatImage: Debug + Send + Sync {
         data: CompressedData,
     ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
         Box::pin(async move {
+            if let Some(cache) = self.inflated_cache() {
+                return cache.get(queue, guest, data).await;
+            }
             spend(self.work().map(|work| &**work), data.work())?;
             inflate(queue, storage, guest, data).await.map(Arc::new)
         })

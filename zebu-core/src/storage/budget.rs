@@ -46,7 +46,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    steps: Vec<Place>,
+    steps: Vec<StepBytes>,
     held: usize,
     peak: usize,
     /// Tasks that have waited.
@@ -55,7 +55,7 @@ struct State {
 
 /// The bytes of one step.
 #[derive(Debug, Default)]
-struct Place {
+struct StepBytes {
     held: usize,
     waiting: VecDeque<(u64, Waker)>,
 }
@@ -157,9 +157,9 @@ impl Budget {
 }
 
 impl State {
-    fn place(&mut self, step: usize) -> &mut Place {
+    fn place(&mut self, step: usize) -> &mut StepBytes {
         if self.steps.len() <= step {
-            self.steps.resize_with(step + 1, Place::default);
+            self.steps.resize_with(step + 1, StepBytes::default);
         }
         &mut self.steps[step]
     }

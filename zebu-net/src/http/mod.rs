@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use crate::object::RemoteOptions;
-use crate::object::{Access, HttpOptions, Login, Object, Place};
+use crate::object::{Access, HttpOptions, Login, Object, ObjectPlace};
 use crate::protocols::shown::object;
 use crate::protocols::{Driver, FileDriver, FileSpec, Identity, Objects, OpenedFile, Protocol};
 use crate::spelling::path::in_folder_of;
@@ -75,7 +75,7 @@ impl HttpSpec {
     }
 
     /// Where it is, with the secrets that are needed.
-    fn place(&self, objects: &Objects) -> Result<Place> {
+    fn place(&self, objects: &Objects) -> Result<ObjectPlace> {
         let wrong = |e: &dyn std::fmt::Display| Error::Refused(format!("'{}': {e}", self.url));
         let secret = |id: &Option<String>| id.as_ref().map(|id| objects.secret(id)).transpose();
         let mut url = reqwest::Url::parse(&self.url).map_err(|e| wrong(&e))?;
@@ -87,7 +87,7 @@ impl HttpSpec {
             let password = secret(password)?;
             Ok(user.clone().map(|user| Login { user, password }))
         };
-        Ok(Place::Http(Box::new(HttpOptions {
+        Ok(ObjectPlace::Http(Box::new(HttpOptions {
             url,
             access: Access {
                 login: login(&user, &self.password)?,
@@ -106,7 +106,11 @@ impl HttpSpec {
 }
 
 /// Opens the object at a place, to be read.
-pub(crate) fn open(file: &FileSpec, place: Place, reading: &RemoteOptions) -> Result<OpenedFile> {
+pub(crate) fn open(
+    file: &FileSpec,
+    place: ObjectPlace,
+    reading: &RemoteOptions,
+) -> Result<OpenedFile> {
     let name = file.path.to_string_lossy();
     let object = Object::open(place, without_queries(&name).into(), reading.clone())?;
     Ok(OpenedFile {

@@ -195,7 +195,7 @@ impl Shared {
     ) -> Result<(), Trouble> {
         let mut attempts = Attempts::default();
         let end = (blocks.end * BLOCK).min(self.length);
-        let mut filling = Filling::new(self, blocks.start);
+        let mut filling = FillingBlock::new(self, blocks.start);
         while filling.at < end {
             self.wait_for_pause().await;
             let before = filling.nth;
@@ -212,7 +212,7 @@ impl Shared {
 
     async fn attempt(
         &self,
-        filling: &mut Filling<'_>,
+        filling: &mut FillingBlock<'_>,
         end: u64,
         body: Option<Box<dyn Body>>,
     ) -> Result<(), Trouble> {
@@ -294,7 +294,7 @@ pub(super) async fn in_time<T>(
 }
 
 /// The block that is being filled.
-struct Filling<'a> {
+struct FillingBlock<'a> {
     shared: &'a Shared,
     nth: u64,
     bytes: Vec<u8>,
@@ -302,9 +302,9 @@ struct Filling<'a> {
     at: u64,
 }
 
-impl<'a> Filling<'a> {
+impl<'a> FillingBlock<'a> {
     fn new(shared: &'a Shared, nth: u64) -> Self {
-        Filling {
+        FillingBlock {
             shared,
             nth,
             bytes: Vec::new(),
@@ -354,7 +354,7 @@ impl InOrder {
     /// Receives what is wanted, for as long as the object is open.
     async fn receive(mut self) {
         let shared = self.shared.clone();
-        let mut filling = Filling::new(&shared, 0);
+        let mut filling = FillingBlock::new(&shared, 0);
         let mut attempts = Attempts::default();
         let mut back = 0;
         loop {
@@ -370,7 +370,7 @@ impl InOrder {
                 Next::Back => {
                     back += 1;
                     self.body = None;
-                    filling = Filling::new(&shared, 0);
+                    filling = FillingBlock::new(&shared, 0);
                 }
                 Next::Forward => {
                     let before = filling.nth;
@@ -391,7 +391,7 @@ impl InOrder {
     }
 
     /// Receives some bytes. A body that was cut off is asked for again, and skipped up to the place.
-    async fn receive_some(&mut self, filling: &mut Filling<'_>) -> Result<(), Trouble> {
+    async fn receive_some(&mut self, filling: &mut FillingBlock<'_>) -> Result<(), Trouble> {
         let shared = self.shared.clone();
         if self.body.is_none() {
             shared.wait_for_pause().await;

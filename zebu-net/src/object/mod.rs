@@ -80,7 +80,7 @@ impl RemoteOptions {
 
 /// Where an object is.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum ObjectPlace {
     Http(Box<HttpOptions>),
     #[cfg(feature = "object-store")]
     Store(StoreOptions),
@@ -91,7 +91,7 @@ pub(crate) enum Place {
 pub struct Object {
     client: Arc<Client>,
     /// How it was opened; None: it is in memory.
-    opened: Option<(Place, Duration)>,
+    opened: Option<(ObjectPlace, Duration)>,
     properties: Properties,
     cache_identity: CacheIdentity,
 }
@@ -101,7 +101,11 @@ impl Object {
     ///
     /// # Errors
     /// [`Error::Refused`] if there is none, or the server does not let it be read.
-    pub(crate) fn open(place: Place, name: PathBuf, options: RemoteOptions) -> Result<Object> {
+    pub(crate) fn open(
+        place: ObjectPlace,
+        name: PathBuf,
+        options: RemoteOptions,
+    ) -> Result<Object> {
         let runtime = runtime::handle()?;
         ended(&runtime, open(runtime.clone(), place, name, options))?
     }
@@ -124,17 +128,17 @@ fn ended<T: Send + 'static>(
 }
 
 /// Opens the object at a place, once.
-async fn attempt(place: &Place, timeout: Duration) -> Result<Opened, Trouble> {
+async fn attempt(place: &ObjectPlace, timeout: Duration) -> Result<Opened, Trouble> {
     match place {
-        Place::Http(http) => http::open(http, timeout).await,
+        ObjectPlace::Http(http) => http::open(http, timeout).await,
         #[cfg(feature = "object-store")]
-        Place::Store(store) => store::open(store, timeout).await,
+        ObjectPlace::Store(store) => store::open(store, timeout).await,
     }
 }
 
 async fn open(
     runtime: tokio::runtime::Handle,
-    place: Place,
+    place: ObjectPlace,
     name: PathBuf,
     options: RemoteOptions,
 ) -> Result<Object> {

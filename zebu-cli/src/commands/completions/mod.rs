@@ -15,7 +15,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, CommandFactory, Parser};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::parse;
 use crate::commands::{self, manual};
 use crate::output::{self, Shown};
@@ -34,8 +34,8 @@ pub const COMMAND: Command = Command {
         # For fish
         zebu completions fish > zebu.fish",
     values: &[
-        (Place::Operand(0), Values::Words(&["bash", "zsh", "fish"])),
-        (Place::Operands, Values::Nothing),
+        (ValueOf::Operand(0), Values::Words(&["bash", "zsh", "fish"])),
+        (ValueOf::Operands, Values::Nothing),
     ],
     ..Command::PLAIN
 };

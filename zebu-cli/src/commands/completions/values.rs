@@ -11,7 +11,7 @@ use zebu::storage::{Queue, QueueOptions};
 use super::{Answer, Words};
 use crate::arguments::untrusted;
 use crate::commands;
-use crate::commands::command::{Place, Values};
+use crate::commands::command::{ValueOf, Values};
 use crate::output::printable;
 use crate::program::Context;
 
@@ -76,20 +76,20 @@ pub fn of(command: &str, arg: &Arg, line: &Words, before: &str, typed: &str) -> 
         let names = possible.iter().map(|value| (value.get_name(), ""));
         return Answer::words(before, typed, names);
     }
-    let is_it = |place: &Place| matches!(place, Place::Option(id) if arg.get_id() == id);
+    let is_it = |place: &ValueOf| matches!(place, ValueOf::Option(id) if arg.get_id() == id);
     let own = own(command, is_it);
     answer(own.unwrap_or_else(|| by_name(arg)), line, before, typed)
 }
 
 /// The values of the operand of this number.
 pub fn of_operand(command: &str, number: usize, line: &Words, typed: &str) -> Answer {
-    let fits = |place: &Place| [Place::Operand(number), Place::Operands].contains(place);
+    let fits = |place: &ValueOf| [ValueOf::Operand(number), ValueOf::Operands].contains(place);
     let own = own(command, fits);
     answer(own.unwrap_or(Values::Files), line, "", typed)
 }
 
 /// What the command says itself of the first of its places that is meant.
-fn own(command: &str, is_meant: impl Fn(&Place) -> bool) -> Option<Values> {
+fn own(command: &str, is_meant: impl Fn(&ValueOf) -> bool) -> Option<Values> {
     let mut own = commands::find(command)?.values.iter();
     own.find(|(place, _)| is_meant(place)).map(|own| own.1)
 }

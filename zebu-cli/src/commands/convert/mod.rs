@@ -18,7 +18,7 @@ use zebu::storage::Queue;
 
 use super::command::{Command, Entry};
 use crate::arguments::known_options::option_help;
-use crate::arguments::{SourceOptions, create_options, rate, size, source_cache};
+use crate::arguments::{Reporting, SourceOptions, create_options, rate, size, source_cache};
 use crate::images::named::Named;
 use crate::images::new_image::{new_format_help, parse_format};
 use crate::images::{appliance, open};
@@ -151,12 +151,8 @@ pub struct Arguments {
     /// Bytes of that file at most (default 64G)
     #[arg(long, value_name = "SIZE")]
     spill_size: Option<String>,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print errors only
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    report: Reporting,
     /// The sources, then the target; `-` is standard input, or output
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
@@ -237,7 +233,7 @@ fn run_parsed(context: &Context, arguments: &Arguments) -> Outcome {
     }
     check_combinations(arguments)?;
     let output = export::open(arguments)?;
-    let shows = arguments.progress && !arguments.quiet;
+    let shows = arguments.report.has_progress();
     let mut progress = match &output {
         None => Progress::begun(shows),
         Some(output) => output.progress(shows),
@@ -326,7 +322,7 @@ fn events(
 ) -> impl FnMut(ConvertEvent) -> ControlFlow<()> {
     move |event| match event {
         ConvertEvent::Progress(now) => progress.set(now.done),
-        ConvertEvent::Unreadable { offset, errno } if !arguments.quiet => {
+        ConvertEvent::Unreadable { offset, errno } if !arguments.report.quiet => {
             let error = std::io::Error::from_raw_os_error(errno);
             let error = zebu::strerror(&error);
             context.say(&format!(

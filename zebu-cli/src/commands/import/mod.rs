@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser};
 use zebu::block::Format;
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::create_options::{self, CreateOptions};
 use crate::arguments::known_options::option_help;
 use crate::arguments::{NameOptions, SourceOptions, size, untrusted};
@@ -44,7 +44,7 @@ pub const COMMAND: Command = Command {
         # From a stream
         gzip -c disk.qcow2 | zebu import -O qcow2 - piped.qcow2",
     values: &[(
-        Place::Option("target_format"),
+        ValueOf::Option("target_format"),
         Values::Words(&["raw", "qcow2"]),
     )],
     exit_status: &[

@@ -16,7 +16,7 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 use zebu::internal::printable;
 
 use super::COMMANDS;
-use super::command::{Command, Entry, Place, Values};
+use super::command::{Command, Entry, ValueOf, Values};
 use crate::arguments::{
     help_of_operands, parse, with_command_options, with_common_options, with_usage,
 };
@@ -35,8 +35,8 @@ pub const COMMAND: Command = Command {
         # With a date
         zebu manual man1 \"$(date +%F)\"",
     values: &[
-        (Place::Operand(0), Values::Files),
-        (Place::Operands, Values::Nothing),
+        (ValueOf::Operand(0), Values::Files),
+        (ValueOf::Operands, Values::Nothing),
     ],
     ..Command::PLAIN
 };

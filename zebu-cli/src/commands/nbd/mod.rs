@@ -19,7 +19,7 @@ use zebu::internal::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
-use super::command::{Command, Place, Values};
+use super::command::{Command, ValueOf, Values};
 use crate::arguments::parse;
 use crate::commands::serve::{self, Exported, Life, Process, failed};
 use crate::output::Shown;
@@ -42,7 +42,7 @@ pub const COMMAND: Command = Command {
         zebu convert \"nbd+unix:///?socket=$PWD/disk.sock\" copy.raw
         # Stop the server
         kill $(cat disk.pid)",
-    values: &[(Place::Option("bitmap"), Values::Bitmaps)],
+    values: &[(ValueOf::Option("bitmap"), Values::Bitmaps)],
     exit_status: &serve::EXIT_STATUS,
     files: &[
         (

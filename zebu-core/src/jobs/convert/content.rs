@@ -9,7 +9,7 @@ use crate::storage::Queue;
 
 /// What is to be done with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::jobs) enum Content {
+pub(in crate::jobs) enum Treatment {
     /// It is copied.
     Data,
     /// The source reads as zeroes.
@@ -22,7 +22,7 @@ pub(in crate::jobs) enum Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::jobs) struct Part {
     pub range: Range<u64>,
-    pub content: Content,
+    pub content: Treatment,
 }
 
 /// A range of one source, and where it starts there.
@@ -92,11 +92,11 @@ impl Job {
                     _ => limit,
                 };
                 let (mut length, content) = match clean {
-                    Some((true, end)) => (end - at, Content::Backing),
+                    Some((true, end)) => (end - at, Treatment::Backing),
                     _ => match device.status(queue, offset, limit).await {
                         Ok(status) => (status.length, self.content(at, &status)),
                         // The read finds out which sectors fail.
-                        Err(_) if self.output.options.salvage => (limit, Content::Data),
+                        Err(_) if self.output.options.salvage => (limit, Treatment::Data),
                         Err(e) => return Err(piece.read_error(e)),
                     },
                 };
@@ -136,24 +136,24 @@ impl Job {
         Some((!dirty, end))
     }
 
-    fn content(&self, at: u64, status: &Status) -> Content {
+    fn content(&self, at: u64, status: &Status) -> Treatment {
         let above_backing = self.output.options.above_backing;
         let past_backing = self.output.options.zero_from.is_some_and(|from| at >= from);
         match status.zero {
-            _ if above_backing && status.depth > 0 => Content::Backing,
-            true if above_backing && past_backing => Content::Backing,
+            _ if above_backing && status.depth > 0 => Treatment::Backing,
+            true if above_backing && past_backing => Treatment::Backing,
             // The whole image is to be allocated, with data.
             true if self.output.options.sparse == 0 && self.output.target.has_order() => {
-                Content::Data
+                Treatment::Data
             }
-            true => Content::Zero,
-            false => Content::Data,
+            true => Treatment::Zero,
+            false => Treatment::Data,
         }
     }
 }
 
 /// Adds a range behind the others.
-fn join(parts: &mut Vec<Part>, range: Range<u64>, content: Content) {
+fn join(parts: &mut Vec<Part>, range: Range<u64>, content: Treatment) {
     match parts.last_mut() {
         _ if range.is_empty() => {}
         Some(last) if last.content == content => last.range.end = range.end,
@@ -167,7 +167,7 @@ fn join(parts: &mut Vec<Part>, range: Range<u64>, content: Content) {
 fn fit(parts: Vec<Part>, chunk: &Range<u64>, unit: u64, whole: bool) -> Vec<Part> {
     let mut fitted = Vec::new();
     for Part { range, content } in parts {
-        let shrinks = content == Content::Zero || whole && content == Content::Backing;
+        let shrinks = content == Treatment::Zero || whole && content == Treatment::Backing;
         if !shrinks {
             join(&mut fitted, range, content);
             continue;
@@ -177,9 +177,9 @@ fn fit(parts: Vec<Part>, chunk: &Range<u64>, unit: u64, whole: bool) -> Vec<Part
             true => range.end,
             false => (range.end / unit * unit).max(start),
         };
-        join(&mut fitted, range.start..start, Content::Data);
+        join(&mut fitted, range.start..start, Treatment::Data);
         join(&mut fitted, start..end, content);
-        join(&mut fitted, end..range.end, Content::Data);
+        join(&mut fitted, end..range.end, Treatment::Data);
     }
     fitted
 }
@@ -187,10 +187,10 @@ fn fit(parts: Vec<Part>, chunk: &Range<u64>, unit: u64, whole: bool) -> Vec<Part
 #[cfg(test)]
 mod tests {
     //! Guards against parts that overlap or leave gaps, and against partly compressed clusters.
-    use super::Content::{Backing, Data, Zero};
+    use super::Treatment::{Backing, Data, Zero};
     use super::*;
 
-    fn parts(list: &[(u64, Content)]) -> Vec<Part> {
+    fn parts(list: &[(u64, Treatment)]) -> Vec<Part> {
         let mut at = 0;
         let mut parts = Vec::new();
         for (end, content) in list {
@@ -203,7 +203,7 @@ mod tests {
         parts
     }
 
-    fn fitted(list: &[(u64, Content)], whole: bool) -> Vec<Part> {
+    fn fitted(list: &[(u64, Treatment)], whole: bool) -> Vec<Part> {
         let end = list.last().expect("parts").0;
         fit(parts(list), &(0..end), 10, whole)
     }

@@ -15,7 +15,7 @@ mod work;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-pub(super) use content::{Content, Part};
+pub(super) use content::{Part, Treatment};
 pub use error::ConvertError;
 pub(super) use output::Output;
 

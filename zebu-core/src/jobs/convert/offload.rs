@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::Job;
 use super::Target;
-use super::content::{Content, Part};
+use super::content::{Part, Treatment};
 use crate::storage::Queue;
 
 impl Job {
@@ -23,7 +23,7 @@ impl Job {
         };
         let mut left = Vec::new();
         for part in parts.drain(..) {
-            let wanted = part.content == Content::Data && self.offload.load(Ordering::Relaxed);
+            let wanted = part.content == Treatment::Data && self.offload.load(Ordering::Relaxed);
             match wanted && self.copy_range(queue, &part.range, target).await {
                 true => {}
                 false => left.push(part),

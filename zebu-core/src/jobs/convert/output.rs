@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::content::{Content, Part};
+use super::content::{Part, Treatment};
 use super::{ConvertError, ConvertOptions, Target, ZERO_BLOCK};
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::out_stream::OutStream;
@@ -43,11 +43,11 @@ impl Output {
     }
 
     /// Whether a range that starts at `at` needs no work.
-    pub(super) fn is_left(&self, at: u64, content: Content) -> bool {
+    pub(super) fn is_left(&self, at: u64, content: Treatment) -> bool {
         match content {
-            Content::Data => false,
-            Content::Zero => self.is_zero_already(at),
-            Content::Backing => true,
+            Treatment::Data => false,
+            Treatment::Zero => self.is_zero_already(at),
+            Treatment::Backing => true,
         }
     }
 
@@ -86,7 +86,7 @@ impl Output {
         &self,
         queue: &Queue,
         range: &Range<u64>,
-        content: Content,
+        content: Treatment,
         ticket: Option<Ticket<'_>>,
     ) -> Result<(), ConvertError> {
         let mut operations = JoinSet::new();
@@ -168,7 +168,7 @@ impl Output {
             if self.is_left(range.start, *content) {
                 continue;
             }
-            if *content != Content::Data {
+            if *content != Treatment::Data {
                 runs.push(Run {
                     range: range.clone(),
                     zero: true,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::content::{Content, Part};
+use super::content::{Part, Treatment};
 use super::output::{Operations, Output, write_to_stream};
 use super::{CompressOptions, ConvertError, Packing, Target};
 use crate::Error;
@@ -73,7 +73,7 @@ impl Output {
             zero: Vec::new(),
         };
         for Part { range, content } in parts {
-            if *content != Content::Data {
+            if *content != Treatment::Data {
                 if !self.is_left(range.start, *content) {
                     packed.zero.push(range.clone());
                 }

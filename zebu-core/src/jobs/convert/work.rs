@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::content::{Content, Part, Piece};
+use super::content::{Part, Piece, Treatment};
 use super::{ConvertError, Job, lock};
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::sequencer::Ticket;
@@ -63,7 +63,7 @@ impl Job {
         // ended.
         let iov = unsafe { buffer.iov() };
         let mut reads = JoinSet::new();
-        for part in parts.iter().filter(|p| p.content == Content::Data) {
+        for part in parts.iter().filter(|p| p.content == Treatment::Data) {
             self.rate_limiter
                 .wait(part.range.end - part.range.start, self.progress.cursor());
             for piece in self.pieces(part.range.clone()) {

@@ -58,7 +58,7 @@ impl Job {
         let chunk = match piece.content {
             Content::Zero(length) => {
                 let chunk = from(length);
-                let zero = convert::Content::Zero;
+                let zero = convert::Treatment::Zero;
                 self.output
                     .put_range(queue, &chunk, zero, Some(ticket))
                     .await?;
@@ -114,7 +114,7 @@ impl Job {
     ) -> Result<(), ConvertError> {
         let parts = [Part {
             range: chunk.clone(),
-            content: convert::Content::Data,
+            content: convert::Treatment::Data,
         }];
         self.output.put(queue, chunk, &parts, buffer, ticket).await
     }
@@ -166,7 +166,7 @@ impl Job {
             let (zero, end) = self.backing_at(queue, at, range.end).await?;
             let chunk = at..end;
             if zero {
-                let zero = convert::Content::Zero;
+                let zero = convert::Treatment::Zero;
                 self.output
                     .put_range(queue, &chunk, zero, ticket.take())
                     .await?;

@@ -31,14 +31,14 @@ pub(super) struct Client {
     options: Arc<NbdOptions>,
     facts: Facts,
     /// The first is made at once, the others after the first request of a queue for them.
-    links: Vec<Place>,
+    links: Vec<LinkPlace>,
     dropped: Arc<DroppedChanges>,
     server: String,
 }
 
 /// A place for a connection.
 #[derive(Debug, Default)]
-struct Place {
+struct LinkPlace {
     link: OnceLock<Arc<Link>>,
     /// Whether its thread was started.
     tried: AtomicBool,
@@ -64,7 +64,7 @@ impl Client {
             true => options.connections.max(1),
             false => 1,
         };
-        let links: Vec<Place> = (0..count).map(|_| Place::default()).collect();
+        let links: Vec<LinkPlace> = (0..count).map(|_| LinkPlace::default()).collect();
         let server = options.server.to_string();
         let link = Link::new(options.clone(), agreed);
         // It was empty.

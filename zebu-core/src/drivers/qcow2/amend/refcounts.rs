@@ -34,7 +34,7 @@ pub(super) async fn change_width(
         false => file.len()?,
     };
     let start = geometry.clusters_for(length).max(used.end);
-    let place = Place::new(&geometry, used.blocks, start)?;
+    let place = NewTables::new(&geometry, used.blocks, start)?;
     place.place(queue, file).await?;
     place.write(queue, file, old).await?;
     if !is_broken(Rule::WidthBeforeHeader) {
@@ -208,7 +208,7 @@ impl<'a> OldRefcounts<'a> {
 }
 
 /// Where the new blocks and the new table go: one after the other.
-struct Place<'a> {
+struct NewTables<'a> {
     geometry: &'a Geometry,
     /// Numbers of the blocks.
     blocks: BTreeSet<u64>,
@@ -217,7 +217,7 @@ struct Place<'a> {
     table_clusters: u64,
 }
 
-impl<'a> Place<'a> {
+impl<'a> NewTables<'a> {
     /// For blocks of these numbers and those that count the new ones.
     fn new(geometry: &'a Geometry, mut blocks: BTreeSet<u64>, start: u64) -> Result<Self> {
         let per_block = geometry.refcount_block_entries() as u64;
@@ -231,7 +231,7 @@ impl<'a> Place<'a> {
             return Err(std::io::Error::from_raw_os_error(libc::EFBIG).into());
         }
         blocks.extend(first..first + space.blocks);
-        Ok(Place {
+        Ok(NewTables {
             geometry,
             blocks,
             start,

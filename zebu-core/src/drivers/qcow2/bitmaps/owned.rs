@@ -14,7 +14,7 @@ use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};
 
 /// A range of the file, in bytes, and the bitmap that has it.
-type Place = (Range<u64>, usize);
+type OwnedRange = (Range<u64>, usize);
 
 impl Image {
     /// For each bitmap of a directory, whether its table is valid and its clusters are its own: they
@@ -31,7 +31,7 @@ impl Image {
             return Ok(vec![false; directory.entries.len()]);
         }
         let mut owned = Vec::new();
-        let mut places: Vec<Place> = Vec::new();
+        let mut places: Vec<OwnedRange> = Vec::new();
         for (index, entry) in directory.entries.iter().enumerate() {
             let first = places.len();
             let found = match self.bitmap_places(queue, entry, index, &mut places).await {
@@ -45,7 +45,7 @@ impl Image {
             owned.push(is_single);
         }
         places.sort_unstable_by_key(|(place, _)| place.start);
-        let mut last: Place = (0..0, 0);
+        let mut last: OwnedRange = (0..0, 0);
         for (place, index) in places {
             if place.start < last.0.end {
                 (owned[index], owned[last.1]) = (false, false);
@@ -119,7 +119,7 @@ impl Image {
         queue: &Queue,
         entry: &BitmapEntry,
         index: usize,
-        places: &mut Vec<Place>,
+        places: &mut Vec<OwnedRange>,
     ) -> Result<()> {
         let table = self.read_bitmap_table(queue, entry).await?;
         let size = self.geometry.cluster_size();

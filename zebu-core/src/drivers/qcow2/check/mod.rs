@@ -50,7 +50,7 @@ use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
 pub use uses::Use;
 use uses::Uses;
-use writer::Writer;
+use writer::RepairWriter;
 
 /// Checks an image, and changes nothing. The header is read anew: it may have been repaired since
 /// the image was opened.

@@ -8,7 +8,7 @@ use crate::storage::{self, Queue, Storage};
 
 /// Writes metadata, one write after the other.
 #[derive(Clone)]
-pub(super) struct Writer {
+pub(super) struct RepairWriter {
     queue: Queue,
     file: Arc<dyn Storage>,
     /// The events, for tests that interrupt a repair.
@@ -24,9 +24,9 @@ pub(super) enum Event {
     Barrier,
 }
 
-impl Writer {
+impl RepairWriter {
     pub(super) fn new(queue: &Queue, file: &Arc<dyn Storage>) -> Self {
-        Writer {
+        RepairWriter {
             queue: queue.clone(),
             file: file.clone(),
             #[cfg(test)]

@@ -451,7 +451,7 @@ impl Plan {
 
     async fn write_l2(&self, new: &Making<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
-        let mut out = Writer::new(*new, file);
+        let mut out = Merged::new(*new, file);
         for (index, (l2, clusters)) in
             (self.layout.l2.iter().zip(data_of_tables(geometry))).enumerate()
         {
@@ -484,7 +484,7 @@ impl Plan {
         let full = RefcountBlock::new(vec![0; cluster_size], geometry);
         let full = fill(full, 0, per_block)?.into_inner();
         // Each block gets its part of the ranges in use.
-        let mut out = Writer::new(*new, file);
+        let mut out = Merged::new(*new, file);
         for (index, block) in self.layout.blocks.iter().enumerate() {
             if *block == 0 {
                 continue;
@@ -638,16 +638,16 @@ fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
 }
 
 /// Merges contiguous pieces into large writes.
-struct Writer<'a> {
+struct Merged<'a> {
     new: Making<'a>,
     file: &'a dyn Storage,
     start: u64,
     bytes: Vec<u8>,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> Merged<'a> {
     fn new(new: Making<'a>, file: &'a dyn Storage) -> Self {
-        Writer {
+        Merged {
             new,
             file,
             start: 0,

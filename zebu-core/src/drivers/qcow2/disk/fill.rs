@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Disk;
 use crate::Result;
 use crate::drivers::Mapping;
-use crate::drivers::qcow2::writer::change::Filling;
+use crate::drivers::qcow2::writer::change::NewClusters;
 use crate::offset::HostOffset;
 use crate::storage::{self, Iov, PoolBuffer, Queue, Step};
 
@@ -19,7 +19,7 @@ const COPIED: usize = 64 << 10;
 impl Disk<'_> {
     /// Writes `iov`, and what is kept of the old content around it, to the host clusters that are
     /// to be mapped.
-    pub(super) async fn fill(&self, filling: &Filling<'_>, iov: &Iov) -> Result<()> {
+    pub(super) async fn fill(&self, filling: &NewClusters<'_>, iov: &Iov) -> Result<()> {
         let (image, queue) = (self.image, self.queue);
         let (fill, host) = (&filling.fill, filling.host);
         let new = filling.allocation.as_ref();

@@ -7,7 +7,7 @@
 //!
 //! The types are the order of the steps: [`Announced`], from which comes
 //! [`Change`] (metadata written back if much has gathered, the epoch entered,
-//! the range held), from which comes [`Filling`] (the entry looked at, host
+//! the range held), from which comes [`NewClusters`] (the entry looked at, host
 //! clusters allocated), which sets the entries after the data are written and
 //! frees the clusters if that does not happen.
 //!
@@ -54,12 +54,12 @@ pub(crate) enum NextWrite<'a> {
         length: u64,
     },
     /// It fills clusters, and maps them then.
-    Fill(Filling<'a>),
+    Fill(NewClusters<'a>),
 }
 
 /// Clusters that are to be filled and mapped. If they are not mapped, those that
 /// were allocated for it are free when this is dropped.
-pub(crate) struct Filling<'a> {
+pub(crate) struct NewClusters<'a> {
     image: &'a Image,
     slice: Arc<Slice>,
     pub fill: Fill,
@@ -113,7 +113,7 @@ impl<'a> Change<'a> {
             // In an external data file host offsets equal guest offsets.
             None => fill.host.unwrap_or(HostOffset(fill.cluster)),
         };
-        Ok(NextWrite::Fill(Filling {
+        Ok(NextWrite::Fill(NewClusters {
             image,
             slice,
             fill,
@@ -146,7 +146,7 @@ impl<'a> Change<'a> {
     }
 }
 
-impl Filling<'_> {
+impl NewClusters<'_> {
     /// Before the clusters are written.
     pub(in crate::drivers::qcow2) fn begin(&self) -> Result<()> {
         match is_broken(Rule::DataBeforeEntry) {

@@ -20,7 +20,7 @@ use crate::{Result, printable};
 type Damage = &'static str;
 
 /// A look at the bitmaps of an image.
-struct Look<'a> {
+struct BitmapLook<'a> {
     repair: &'a Repair<'a>,
     reader: Reader,
     file_len: u64,
@@ -112,7 +112,7 @@ impl Repair<'_> {
     ) -> Result<Result<Vec<(BitmapEntry, Option<Damage>)>, Damage>> {
         let file_len = self.metadata.file.len()?;
         let geometry = &self.metadata.geometry;
-        let mut look = Look {
+        let mut look = BitmapLook {
             repair: self,
             reader: Reader::new(&self.queue, &self.metadata.file, file_len),
             file_len,
@@ -178,7 +178,7 @@ impl Repair<'_> {
     }
 }
 
-impl Look<'_> {
+impl BitmapLook<'_> {
     /// Whether a cluster of a part of the file begins past its end.
     fn is_past_end(&self, offset: u64, length: u64) -> bool {
         let bits = self.repair.metadata.geometry.cluster_bits();

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use super::counts::Counts;
 use super::refcounts::{Fix, StoredRefcounts};
 use super::uses::{Conflict, Use, Uses};
-use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata, data_len};
+use super::{Check, CheckMessage, CheckReport, Metadata, RepairWriter, check_metadata, data_len};
 use crate::drivers::RepairMode;
 use crate::drivers::qcow2::Image;
 use crate::progress::{IntoControlFlow, Progress, Report, Reporter};
@@ -114,7 +114,7 @@ async fn repair_with(
     metadata.data_len = data_len;
     let repair = Repair {
         queue: queue.clone(),
-        writer: Writer::new(queue, &file),
+        writer: RepairWriter::new(queue, &file),
         metadata,
         mode,
         reporter,
@@ -127,7 +127,7 @@ async fn repair_with(
 /// A repair that is running.
 struct Repair<'a> {
     queue: Queue,
-    writer: Writer,
+    writer: RepairWriter,
     /// The metadata of the image as they are now.
     metadata: Metadata,
     mode: RepairMode,

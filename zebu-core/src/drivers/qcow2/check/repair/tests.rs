@@ -61,7 +61,7 @@ fn repair_logged(bytes: &[u8], mode: RepairMode) -> (Result<CheckReport>, Vec<u8
     let queue = queue();
     let memory = Arc::new(Memory::new(bytes.to_vec()));
     let file: Arc<dyn Storage> = memory.clone();
-    let writer = Writer::new(&queue, &file);
+    let writer = RepairWriter::new(&queue, &file);
     let log = writer.log.clone();
     let result = queue.block_on(async {
         let metadata = Metadata::load(&queue, &file, Some(mode), &mut |_| {}).await?;

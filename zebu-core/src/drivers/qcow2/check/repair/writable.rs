@@ -1,14 +1,14 @@
 //! The tables that a repair may write. A damaged image may name one cluster as an L2 table and as
 //! data: a change of the table would destroy the data.
 
-use super::super::Writer;
+use super::super::RepairWriter;
 use super::super::uses::{Use, Uses};
 use crate::Result;
 use crate::drivers::qcow2::structures::Geometry;
 
 /// The tables that may be changed, and the writer.
 pub(in super::super) struct Writable {
-    pub(in super::super) writer: Writer,
+    pub(in super::super) writer: RepairWriter,
     /// Entries of the L2 table that was looked at last that are to be zeroed:
     /// where, and what they become.
     pub(in super::super) zeroed: Vec<(u64, u64)>,
@@ -23,7 +23,7 @@ pub(in super::super) struct Writable {
 }
 
 impl Writable {
-    pub(super) fn new(geometry: &Geometry, uses: Uses, writer: &Writer, zero: bool) -> Self {
+    pub(super) fn new(geometry: &Geometry, uses: Uses, writer: &RepairWriter, zero: bool) -> Self {
         Writable {
             writer: writer.clone(),
             zeroed: Vec::new(),
