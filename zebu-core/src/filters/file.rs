@@ -211,11 +211,18 @@ unsafe impl Storage for FilteredFile {
         let growth = self.growth.clone();
         let (queue, iov) = (queue.for_image_below(), memory.cloned());
         let range = offset..offset.saturating_add(length);
-        Started::later(async move {
-            perform(&*filter, &file, &growth, &queue, kind, range, iov)
-                .await
-                .map_err(io_error)
-        })
+        let is_longer = range.end > filter.length(file.size());
+        let work = async move |queue: Queue| {
+            let done = perform(&*filter, &file, &growth, &queue, kind, range, iov);
+            done.await.map_err(io_error)
+        };
+        match kind {
+            OpKind::SetLength => {}
+            OpKind::Write | OpKind::WriteDurable | OpKind::Allocate if is_longer => {}
+            _ => return Started::later(async move { work(queue).await }),
+        }
+        // Others wait for it: a task goes on if its request is not polled any more.
+        Started::later(async move { queue.begin(work).await })
     }
 
     fn properties(&self) -> &Properties {

@@ -9,10 +9,10 @@ pub fn allowed(what: &What, error: &zebu::Error) -> bool {
 }
 
 /// Whether this may be because a change of the header has ended in the middle, with its queue. An image
-/// within another one refuses writes then, and is in one of its states when it is opened again
+/// within another one, or over a filter, refuses writes then, and is in one of its states when it is opened again
 /// (docs/reliability.md, "Known limitations").
 fn may_refuse(image: &Arc<dyn Storage>, how: How, error: &zebu::Error) -> bool {
-    how == How::End && image.is_in_image() && error.errno() == 5
+    how == How::End && image.is_stacked() && error.errno() == 5
 }
 
 /// Records the result of a request.

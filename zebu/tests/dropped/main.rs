@@ -173,6 +173,22 @@ fn abandoned_in_an_image_in_another_image() {
     images(&place, seeds, 1, 3);
 }
 
+/// Requests wait for those that make the file longer.
+#[test]
+fn abandoned_over_filters() {
+    let filters = [
+        "file.driver=preallocate,file.prealloc-align=4096,file.prealloc-size=20000",
+        #[cfg(debug_assertions)]
+        XOR,
+    ];
+    for filter in filters {
+        let _watchdog = Watchdog::new("requests that are abandoned over a filter");
+        let _note = PrintOnPanic(filter.into());
+        let seeds = cases(1, format!("requests abandoned over {filter}"));
+        images(&Filtered(with_files(), filter), seeds, 1, 3);
+    }
+}
+
 #[test]
 fn abandoned_on_an_nbd_server() {
     let _watchdog = Watchdog::new("requests that are abandoned on an NBD server");

@@ -1,4 +1,4 @@
-//! The storages of an image: delayed memory, files, another image, an NBD server.
+//! The storages of an image: delayed memory, files, another image, what a filter makes of a file, an NBD server.
 
 use super::*;
 
@@ -92,16 +92,7 @@ impl Place for Nested {
         let device = Device::from_storage(&queue, file, &write).unwrap();
         device.write_blocking(&queue, 0, bytes).unwrap();
         queue.block_on(device.close(&queue)).unwrap();
-        let path = self.0.folder.path().join(name);
-        let source = format!(
-            "driver=raw,file.driver=qcow2,file.file.driver=file,file.file.filename={}",
-            path.display()
-        );
-        let device = Device::open(&queue, &Source::Options(source.into()), &write).unwrap();
-        let Some(raw) = device.top().as_raw() else {
-            unreachable!("opened as raw");
-        };
-        raw.storage().clone()
+        raw_over(&queue, &self.0, &name, "file.driver=qcow2")
     }
 
     fn queue(&self) -> Queue {
@@ -111,6 +102,50 @@ impl Place for Nested {
     /// A cluster of the other image.
     fn block(&self) -> usize {
         4096
+    }
+
+    fn is_prompt(&self) -> bool {
+        false
+    }
+}
+
+/// The storage of a raw image over a file with what these options put over it.
+fn raw_over(queue: &Queue, files: &Files, name: &str, over: &str) -> Arc<dyn Storage> {
+    let path = files.folder.path().join(name);
+    let path = path.display();
+    let source = format!("driver=raw,{over},file.file.driver=file,file.file.filename={path}");
+    let write = OpenOptions::default().write(true);
+    let device = Device::open(queue, &Source::Options(source.into()), &write).unwrap();
+    let Some(raw) = device.top().as_raw() else {
+        unreachable!("opened as raw");
+    };
+    raw.storage().clone()
+}
+
+/// Files with a filter over them.
+pub struct Filtered(pub Files, pub &'static str);
+
+/// A filter of debug builds that changes bytes.
+pub const XOR: &str = "file.driver=xor,file.key=23";
+
+impl Place for Filtered {
+    fn storage(&self, name: &str, bytes: &[u8], rng: &mut Rng) -> Arc<dyn Storage> {
+        let mut bytes = bytes.to_vec();
+        if self.1 == XOR {
+            for (at, byte) in bytes.iter_mut().enumerate() {
+                *byte ^= 23 ^ (at >> 9) as u8;
+            }
+        }
+        drop(self.0.storage(name, &bytes, rng));
+        raw_over(&self.queue(), &self.0, name, self.1)
+    }
+
+    fn queue(&self) -> Queue {
+        self.0.queue()
+    }
+
+    fn block(&self) -> usize {
+        1
     }
 
     fn is_prompt(&self) -> bool {
