@@ -1,4 +1,5 @@
-//! QEMU's spelling of names and options as pure values: `json:{…}`, `a.b=c,d=e`, URIs, sizes.
+//! QEMU's spelling of names and options as pure values: `json:{…}`, `a.b=c,d=e`, URIs, sizes. A file each: `json`,
+//! `option_set`, `path`, `quote`, `text` (sizes and lists), `encoding`.
 
 pub mod encoding;
 pub mod json;

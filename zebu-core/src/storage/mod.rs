@@ -3,6 +3,13 @@
 //! A [`Storage`] holds bytes. A [`Queue`] drives the operations of a thread, any number in flight.
 //! Everything above this module moves bytes by [`read()`], [`write()`] and the other functions
 //! here.
+//!
+//! - `file`, `named`, `names`, `lock`, `same`, `stamp`: files of this machine;
+//! - `host`, `connect`, `secret`, `version`: what storages on other machines share;
+//! - `memory`, `null`, `window`, `patched`, `counted`, `blkdebug`: other storages, and those over one;
+//! - `access`, `buffer`, `slab`, `blocks`, `writings`: any range from aligned operations, and its memory;
+//! - `zero`, `extent`, `ahead`: zeroes found in data, holes, tables read ahead;
+//! - `queue/`, `engine/`, `ready`, `budget`, `polling`, `request_pool`: operations, and who drives them.
 
 mod access;
 mod ahead;

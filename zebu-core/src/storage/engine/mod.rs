@@ -1,4 +1,5 @@
-//! Engines start operations in the kernel: the trait, and the choice between the three.
+//! Engines start operations in the kernel: the trait, and the choice between the three: `uring`, `native` (Linux AIO)
+//! and `threads`. `op` is an operation, `workers` are threads for calls that block, `watch` waits for descriptors.
 #![allow(unsafe_code)]
 
 mod eventfd;

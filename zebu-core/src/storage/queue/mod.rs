@@ -7,6 +7,9 @@
 //!
 //! A queue belongs to the thread that made it. Wakers cross threads: a request may wait for a task
 //! of another queue, which wakes it.
+//!
+//! `drive` is the loop, `handle` what it gives to callers, `tasks` and `pool` the futures, `io`, `batch` and `execution`
+//! operations and the thread that executes them, `memory` what requests reserve.
 
 mod batch;
 mod drive;
