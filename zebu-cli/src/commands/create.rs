@@ -65,7 +65,7 @@ pub struct Arguments {
     /// Do not open the backing file
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
-    /// Secrets and credentials of what is named: secret,id=ID,file=FILE or tls-creds-x509,…
+    /// Secrets and credentials of what is named: secret,id=ID,file=FILE, tls-creds-x509 or tls-creds-psk
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<OsString>,
     /// Print errors only

@@ -747,3 +747,31 @@ fn messages_of_a_check_are_bounded() {
         .count() as u64;
     assert_eq!(said + more, count, "{answer:?}");
 }
+
+/// What could not be opened is not made.
+#[test]
+fn a_chain_that_would_be_too_long_is_not_made() {
+    let lab = Lab::new();
+    lab.make("create 0.q 1M; create x.q 1M");
+    for depth in 1..200 {
+        let (below, name) = (format!("{}.q", depth - 1), format!("{depth}.q"));
+        lab.zebu(&[
+            "create", "-q", "-f", "qcow2", "-b", &below, "-F", "qcow2", &name,
+        ])
+        .ok("create");
+    }
+    lab.zebu(&["convert", "-O", "raw", "199.q", "raw"])
+        .ok("the longest");
+    let over = lab.zebu(&[
+        "create", "-f", "qcow2", "-b", "199.q", "-F", "qcow2", "200.q",
+    ]);
+    let below = lab.zebu(&["rebase", "-b", "199.q", "-F", "qcow2", "x.q"]);
+    for refused in [over, below] {
+        assert_eq!(refused.status, 1, "{refused:?}");
+        assert!(
+            refused.err.contains("longer than 200 images"),
+            "{refused:?}"
+        );
+    }
+    assert!(!lab.path("200.q").exists());
+}

@@ -82,6 +82,8 @@ pub fn rebase<G: IntoControlFlow>(
     options: &RebaseOptions,
     mut on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), RebaseError> {
+    let fits = new.as_ref().map_or(Ok(()), Device::check_overlay);
+    fits.map_err(RebaseError::ReadNew)?;
     // Backing files are compared, which are below them.
     overlay.leave_out_changes();
     let unit = overlay.top().image.zero_unit();

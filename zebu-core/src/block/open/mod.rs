@@ -202,6 +202,22 @@ impl<'a> Opening<'a> {
     }
 }
 
+impl Device {
+    /// Refuses an image over this one, with which the chain would be too long to be opened.
+    pub(crate) fn check_overlay(&self) -> Result<()> {
+        match self.layers.len() >= MAX_CHAIN {
+            true => Err(too_long()),
+            false => Ok(()),
+        }
+    }
+}
+
+fn too_long() -> Error {
+    Error::Refused(format!(
+        "The backing chain is longer than {MAX_CHAIN} images"
+    ))
+}
+
 impl Opening<'_> {
     /// Whether only files with tables are opened: a check needs no others, and in strict mode it
     /// opens no others.
@@ -261,11 +277,7 @@ impl Opening<'_> {
     async fn layer(&mut self, spec: ImageSpec, depth: usize) -> Result<Option<ImageSpec>> {
         let role = match depth {
             0 => Role::Top,
-            MAX_CHAIN => {
-                return Err(Error::Refused(format!(
-                    "The backing chain is longer than {MAX_CHAIN} images"
-                )));
-            }
+            MAX_CHAIN => return Err(too_long()),
             _ => Role::Backing,
         };
         if let Some(limits) = self.options.policy.limits() {

@@ -7,7 +7,7 @@
 //! - `open`, `limits`, `luks`: from a file to an [`Image`]; `shared`: an image that tasks share;
 //! - `map`: the map step, guest range in, extent out;
 //! - `disk`: writes, zeroes, another size, as the device asks for them;
-//! - `writer`: the steps of a change, and of a commit, of an image that is written ([`Writer`]);
+//! - `writer`: the steps of a change, and of a commit, of an image that is written (`Writer`);
 //! - `allocation`: refcounts, and clusters taken and freed;
 //! - `header`, `resize`: changes of the header, and of the tables of a whole image;
 //! - `snapshots`, `bitmaps`: one subject each;

@@ -59,6 +59,7 @@ pub fn plan(
     if !format.is_creatable() {
         return Err(Error::Refused(not_creatable(format.name())));
     }
+    backing.map_or(Ok(()), Device::check_overlay)?;
     let options = &options.values(format);
     if format == Format::QCOW2 {
         check_backing_format(options)?;
