@@ -58,6 +58,32 @@ fn a_guest_boots() {
     assert!(std::fs::read(lab.path("x.qcow2")).unwrap() == before);
 }
 
+/// A guest is installed on an image of another format, boots from it, and from QEMU's own driver.
+#[test]
+#[ignore = "slow: machines are emulated"]
+fn a_guest_boots_from_other_formats() {
+    if !all_cases() || beyond_qemu("an NBD server") || kernel().is_none() {
+        return;
+    }
+    for format in ["vhdx", "vdi"] {
+        let lab = Lab::new();
+        lab.zebu(&["create", "-q", "-f", format, "x", "512M"])
+            .ok("create");
+        let serve = ["-t", "-e", "4", "--discard=unmap", "-f", format, "x"];
+        for (name, root, job) in [("install", None, INSTALL), ("live", Some("/dev/vda"), LIVE)] {
+            let mut server = Server::start(&lab, &serve);
+            start(&lab, name, root, job, &[disk(&server, "")]).finish();
+            server.stop();
+            lab.qemu_img(&["check", "-f", format, "x"]).ok("check");
+            lab.zebu(&["check", "-f", format, "x"]).ok("check");
+        }
+        let drive = format!("if=virtio,format={format},file=x");
+        let own = vec!["-drive".into(), drive];
+        start(&lab, "own", Some("/dev/vda"), LIVE, &[own]).finish();
+        lab.zebu(&["check", "-f", format, "x"]).ok("check");
+    }
+}
+
 #[test]
 #[ignore = "slow: machines are emulated"]
 fn data_synced_by_a_guest_survives_kill() {
