@@ -130,7 +130,12 @@ impl Disk {
         }
     }
 
-    /// Whether a flush failed.
+    /// The image is opened again: changes need not fail any more.
+    pub fn opened_again(&self) {
+        self.flush_failed.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether a flush failed, since the image was opened.
     pub fn flush_failed(&self) -> bool {
         self.flush_failed.load(Ordering::SeqCst)
     }

@@ -121,8 +121,12 @@ impl History {
     pub fn open(&self, queue: &Queue, options: &OpenOptions) -> Device {
         let open = || self.layout.open(queue, &self.files, options);
         let opened = open().or_else(|e| match self.disk.failed() {
-            // One operation fails, so a second attempt succeeds.
-            true => open(),
+            // One operation fails, so a second attempt succeeds. A flush that failed while a log was
+            // carried out is repeated then, with what it covered.
+            true => {
+                self.disk.opened_again();
+                open()
+            }
             false => Err(e),
         });
         opened.unwrap_or_else(|e| panic!("open: {e}"))
