@@ -129,7 +129,9 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     if helps {
         return help(format);
     }
-    refuse_format(format)?;
+    // `-f file` is a raw image, and is named as it was given.
+    let given = arguments.name.format.as_deref();
+    refuse_format(format, given.unwrap_or(format.name()))?;
     let changes = changes(&arguments.options).map_err(Failure::new)?;
     refuse_loop(&device, &changes)?;
     context.end_on_stop(signals::WHOLE);
@@ -148,11 +150,10 @@ fn amend(queue: &Queue, arguments: &Arguments, device: Device, changes: &AmendOp
 }
 
 /// Only options of qcow2 images can be amended.
-fn refuse_format(format: Format) -> Result<(), Failure> {
+fn refuse_format(format: Format, name: &str) -> Result<(), Failure> {
     if format == Format::QCOW2 {
         return Ok(());
     }
-    let name = format.name();
     Err(Failure::new(format!(
         "Format driver '{name}' does not support option amendment"
     )))
@@ -173,7 +174,7 @@ fn refuse_loop(device: &Device, changes: &AmendOptions) -> Result<(), Failure> {
 }
 
 fn help(format: Format) -> Outcome {
-    refuse_format(format)?;
+    refuse_format(format, format.name())?;
     let mut text = "Amend options for 'qcow2':\n".to_string();
     for option in &amendable() {
         text += &help_line(option);
