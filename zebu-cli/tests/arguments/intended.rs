@@ -19,6 +19,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "zebu has more options",
         ),
         (
+            ours.contains("shows data of the backing file, which would change") && status(1, 0),
+            "what internal snapshots show does not change",
+        ),
+        (
             ours.contains("is ambiguous"),
             "options of QEMU 11.1 make an abbreviation ambiguous",
         ),
