@@ -224,7 +224,7 @@ fn other_files_behind_a_disk_are_changes() {
     }
 }
 
-/// Whoever changes a backing file can set its time of change back.
+/// A program that changes a backing file can set its time of change back.
 #[test]
 fn a_time_that_was_set_back_hides_no_change() {
     let lab = Lab::new();

@@ -9,7 +9,7 @@
 //! - `memory`, `null`, `window`, `patched`, `counted`, `blkdebug`: other storages, and those over one;
 //! - `access`, `buffer`, `slab`, `blocks`, `writings`: any range from aligned operations, and its memory;
 //! - `zero`, `extent`, `ahead`: zeroes found in data, holes, tables read ahead;
-//! - `queue/`, `engine/`, `ready`, `budget`, `polling`, `request_pool`: operations, and who drives them.
+//! - `queue/`, `engine/`, `ready`, `budget`, `polling`, `request_pool`: operations, and what drives them.
 
 mod access;
 mod ahead;

@@ -302,7 +302,8 @@ impl Inner {
     /// As [`Inner::cancel_task`], at the end of its unbroken sections. In one that outlives the request
     /// the task goes on.
     pub(super) fn cancel_task_unbroken(&self, id: u32, serial: u64) {
-        if !self.ending.get() {
+        // After its owner, perhaps nobody drives the queue.
+        if self.owned.get() && !self.ending.get() {
             let task = &mut self.tasks.borrow_mut().tasks[id as usize];
             if task.serial == serial && task.future.is_some() && task.outliving > 0 {
                 task.is_owed = true;
