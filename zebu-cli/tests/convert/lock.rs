@@ -190,6 +190,27 @@ fn force_share_needs_read_only() {
         .ok("-r -U");
 }
 
+/// QEMU, too, lets each of two programs that resize a raw disk read the size before the other changes it.
+#[test]
+fn no_growth_of_a_raw_disk_is_lost_beside_another() {
+    let lab = image();
+    let size = || {
+        std::fs::metadata(lab.path("r.raw"))
+            .expect("metadata")
+            .len()
+    };
+    // Sizes are whole sectors.
+    let before = size().next_multiple_of(512);
+    let mut grown = 0;
+    for _ in 0..10 {
+        let start = || lab.start_zebu(&["resize", "-q", "-f", "raw", "r.raw", "+64K"]);
+        let programs = [start(), start(), start()];
+        let ended = programs.map(|mut program| program.wait().expect("wait"));
+        grown += ended.iter().filter(|status| status.success()).count() as u64;
+    }
+    assert_eq!(size(), before + grown * 65536, "{grown}");
+}
+
 #[test]
 fn convert_refuses_its_source_as_target() {
     let lab = image();

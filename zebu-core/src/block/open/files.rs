@@ -280,7 +280,12 @@ impl Opening<'_> {
             _ if role != Role::Top || shared => request,
             Length::Shared => request,
             Length::Fixed => request.fixed_length(),
-            Length::Changing => request.changing_length(),
+            Length::Changing => {
+                file.lock(request.changing_length())?;
+                // No other process holds the permission now: the old length is read under it, so that of two
+                // relative changes at once none is lost. QEMU shares it, and loses one.
+                request.changing_length().fixed_length()
+            }
         })
     }
 

@@ -129,7 +129,7 @@ pub enum Length {
     Shared,
     /// No other process may change it: NBD clients rely on the size.
     Fixed,
-    /// This process is about to change it.
+    /// This process is about to change it, and no other may.
     Changing,
 }
 
