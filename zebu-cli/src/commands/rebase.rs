@@ -97,6 +97,11 @@ fn open_and_rebase(
         .no_backing(arguments.backing_unsafe);
     let queue = open::queue()?;
     let overlay = open::device_with(context, &queue, name, &source, &options)?;
+    if arguments.compress && !overlay.top().format().can_compress() {
+        return Err(Failure::new(
+            "Compression not supported for this file format",
+        ));
+    }
     check_format_name(arguments.backing_format.as_deref())?;
     let backing = new_backing(arguments);
     let spec = match &backing {

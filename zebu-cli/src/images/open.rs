@@ -13,7 +13,6 @@ use zebu::names::{Source, protocol};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
-use crate::arguments::file_name::after_file;
 use crate::arguments::{SourceOptions, untrusted};
 use crate::images::same_file;
 use crate::output::printable;
@@ -100,16 +99,10 @@ fn is_other_driver(name: &str) -> bool {
 }
 
 /// The image of this name, which are options with `image_opts`. A format that is QEMU's name of a kind of
-/// file goes with the name: the file is no image in a file then, and must be of that kind.
+/// file, or of a filter, goes with the name: the file is no image in a file then, and must be of that kind.
 pub fn named(name: &OsStr, image_opts: bool, format: Option<&str>) -> Source {
     match format {
         _ if image_opts => Source::Options(name.to_owned()),
-        Some(format @ ("file" | "host_device" | "host_cdrom"))
-            if protocol(name).is_none() || after_file(name).is_some() =>
-        {
-            Source::NameWithOptions(name.to_owned(), format!("driver={format}").into())
-        }
-        Some("file" | "host_device" | "host_cdrom") => Source::Name(name.to_owned()),
         Some(driver) if is_other_driver(driver) => {
             Source::NameWithOptions(name.to_owned(), format!("driver={driver}").into())
         }

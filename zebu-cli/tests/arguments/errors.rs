@@ -45,6 +45,7 @@ const REQUESTS: &[&str] = &[
     "commit -f raw disk.raw",
     "rebase -f raw -b base.q -F qcow2 disk.raw",
     "rebase -f raw -u -b base.q -F qcow2 disk.raw",
+    "rebase -f raw -c -b base.q -F qcow2 disk.raw",
     "resize -f raw disk.raw 4k",
     "resize -f raw disk.raw 0",
     "resize -f raw --preallocation=metadata disk.raw 8M",

@@ -99,7 +99,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "sizes of 8 EiB and more are refused by the parser",
         ),
         (
-            command == "amend" && status(1, 1) && ours.contains("Refcount width must be"),
+            command == "amend"
+                && status(1, 1)
+                && (ours.contains("Refcount width must be")
+                    || ours.contains("Unknown compatibility level")),
             "values are checked before the image changes",
         ),
         (

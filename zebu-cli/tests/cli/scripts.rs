@@ -35,6 +35,7 @@ fn kinds_of_files_are_formats() {
             "create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "file", "over.q",
         ],
         &["map", "--output=json", "over.q"],
+        &["info", "--backing-chain", "over.q"],
         &["rebase", "-u", "-b", "b.raw", "-F", "file", "over.q"],
         &[
             "bench",
@@ -59,6 +60,13 @@ fn kinds_of_files_are_formats() {
         &["convert", "-n", "-O", "host_device", "a.q", "disk.raw"],
         &["create", "-f", "host_device", "missing", "1M"],
         &["measure", "-O", "file", "a.q"],
+        &[
+            "info",
+            "-f",
+            "file",
+            r#"json:{"driver":"raw","file":{"driver":"file","filename":"a.q"}}"#,
+        ],
+        &["rebase", "-F", "host_device", "-b", "disk.raw", "c.q"],
     ] {
         pair.fail(args);
     }

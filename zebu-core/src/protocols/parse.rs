@@ -125,13 +125,12 @@ impl ImageSpec {
     }
 }
 
-/// The driver of this name, as a header names it: a format, or what is not over a format's disk (a filter,
-/// an export). A kind of file is raw.
+/// The driver of this name, as a header names it: a format, or what is not over a format's disk (a kind of
+/// file, a filter, an export).
 pub fn driver_name(name: &str) -> Result<&'static str> {
-    match (name.parse::<Format>(), find(name, false)) {
-        (Ok(format), _) => Ok(format.name()),
-        (Err(_), Some((_, driver))) => Ok(driver),
-        (Err(error), None) => Err(error),
+    match find(name, false) {
+        Some((_, driver)) => Ok(driver),
+        None => name.parse::<Format>().map(Format::name),
     }
 }
 
