@@ -84,7 +84,7 @@ fn damaged_images(format: &str, seed: u64, least: u32, build: impl Fn(&mut Rng) 
         }
         fs::write(lab.path("x"), &image.bytes).unwrap();
         let what = &format!("case {case}: {damage}");
-        refused += u32::from(read_damaged(&lab, "x", format, what));
+        refused += u32::from(read_damaged(&lab, "x", format, &image.content, what));
     }
     assert!(refused > least || !zebu_testkit::are_usual(), "{refused}");
 }
@@ -97,8 +97,9 @@ fn damaged_dmg_images_are_refused_as_by_qemu() {
 }
 
 /// A damaged image that QEMU does not open must be refused. If both read it, they must read the
-/// same. Returns whether it could not be read.
-fn read_damaged(lab: &Lab, name: &str, format: &str, what: &str) -> bool {
+/// same; of overlapping chunks QEMU may read others, and zebu those that were there before the damage.
+/// Returns whether it could not be read.
+fn read_damaged(lab: &Lab, name: &str, format: &str, sound: &[u8], what: &str) -> bool {
     let mut read = Vec::new();
     for args in [
         &["info", "-f", format, name][..],
@@ -129,7 +130,9 @@ fn read_damaged(lab: &Lab, name: &str, format: &str, what: &str) -> bool {
         let convert = ["convert", "-f", format, "-O", "raw", name, "theirs.raw"];
         // QEMU finds chunks only if they are in order, and reads other bytes if one is too short.
         if lab.qemu_img(&convert).status == 0 {
-            lab.assert_same_bytes("ours.raw", "theirs.raw", what);
+            if format != "dmg" || fs::read(lab.path("ours.raw")).unwrap() != sound {
+                lab.assert_same_bytes("ours.raw", "theirs.raw", what);
+            }
         } else {
             assert_eq!(format, "dmg", "{what}");
         }

@@ -6,12 +6,13 @@
 //! lie close together are read together too.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer};
 use super::filtered::{Filters, Rest};
 use crate::Result;
-use crate::codec;
+use crate::codec::{self, Inflater};
 use crate::drivers::{Below, CompressedData, Context, Extent, Mapping, Stay, StorageId};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading, Reserved, Step};
 
@@ -22,6 +23,8 @@ const MAX_MERGED: usize = 512;
 const MAX_PACKED: u64 = 1 << 20;
 /// Compressed clusters no farther apart than this are read together.
 const PACKED_GAP: u64 = 4096;
+/// Bytes that a worker inflates at once, if clusters are smaller: each has a page at least.
+const INFLATED_AT_ONCE: usize = 64 << 10;
 
 /// Uncompressed bytes somewhere.
 #[derive(Clone, Copy)]
@@ -525,23 +528,29 @@ impl<'a> Flight<'a> {
         }
         // The workers go on if the request is dropped, and so do what they hold.
         let source: Arc<(Buffer, _)> = Arc::new((buffer.into_buffer(), memory));
+        let largest = group.iter().map(|p| p.data.inflater.output_len()).max();
+        let at_once = (INFLATED_AT_ONCE / largest.unwrap_or(1).max(1)).max(1);
         let running: Vec<_> = group
-            .iter()
-            .map(|p| {
-                let (source, range) = (source.clone(), range(p));
-                let inflater = p.data.inflater;
-                codec::workers::run(move || {
-                    let mut bytes = Buffer::new(inflater.output_len());
-                    inflater
-                        .inflate(&source.0[range], &mut bytes)
-                        .map(|()| bytes)
-                })
+            .chunks(at_once)
+            .map(|part| {
+                let source = source.clone();
+                let part: Vec<_> = part.iter().map(|p| (range(p), p.data.inflater)).collect();
+                codec::workers::run(move || inflate_part(&source.0, part))
             })
             .collect();
-        for (p, running) in group.iter().zip(running) {
-            match running.await {
-                Ok(bytes) => self.iov.slice(p.at, bytes.len()).copy_from(&bytes),
-                Err(_) => self.failed.push(*p),
+        for (part, running) in group.chunks(at_once).zip(running) {
+            let (bytes, ends) = running.await;
+            let mut start = 0;
+            for (p, end) in part.iter().zip(ends) {
+                match end {
+                    Some(end) => {
+                        self.iov
+                            .slice(p.at, end - start)
+                            .copy_from(&bytes[start..end]);
+                        start = end;
+                    }
+                    None => self.failed.push(*p),
+                }
             }
         }
         Ok(())
@@ -560,4 +569,24 @@ impl<'a> Flight<'a> {
         self.iov.slice(p.at, length).copy_from(&bytes[..length]);
         Ok(())
     }
+}
+
+/// Inflates clusters from ranges of `source`, one behind the other. Returns where each ends; `None`: it
+/// does not inflate, and takes no bytes.
+fn inflate_part(
+    source: &[u8],
+    part: Vec<(Range<usize>, Inflater)>,
+) -> (Buffer, Vec<Option<usize>>) {
+    let mut bytes = Buffer::new(part.iter().map(|(_, inflater)| inflater.output_len()).sum());
+    let mut start = 0;
+    let ends = part.into_iter().map(|(range, inflater)| {
+        let end = start + inflater.output_len();
+        inflater
+            .inflate(&source[range], &mut bytes[start..end])
+            .ok()?;
+        start = end;
+        Some(end)
+    });
+    let ends = ends.collect();
+    (bytes, ends)
 }
