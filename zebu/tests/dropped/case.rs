@@ -260,17 +260,18 @@ pub fn after(
                 Err(e) if allowed(&what, &e) => model.end(&what, false),
                 Err(e) if may_refuse(&image, how, &e) => {
                     drop(device);
-                    let reopened = origin.open(queue, image.clone()).unwrap();
-                    let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();
-                    Model::check(&model.ever, &read, "opened again");
-                    drop(reopened);
-                    return checked(origin, queue, image, true);
+                    return opened_again(place, origin, image, queues, &model);
                 }
                 Err(e) => panic!("after, {what:?}: {e}"),
             }
         }
-        if let Err(e) = drive(place, queues, device.flush(queue)) {
-            panic!("flush {round}: {e}");
+        match drive(place, queues, device.flush(queue)) {
+            Ok(()) => {}
+            Err(e) if may_refuse(&image, how, &e) => {
+                drop(device);
+                return opened_again(place, origin, image, queues, &model);
+            }
+            Err(e) => panic!("flush {round}: {e}"),
         }
     }
     let read = drive(place, queues, start(&device, queue, &all)).unwrap();
@@ -285,6 +286,23 @@ pub fn after(
     origin.check_bitmap(queue, &reopened, &read, how == How::Forget);
     drop(reopened);
     checked(origin, queue, image, how == How::Forget);
+}
+
+/// Verifies an image that refuses writes until it is opened again.
+fn opened_again(
+    place: &dyn Place,
+    origin: &Origin,
+    image: Arc<dyn Storage>,
+    queues: &[&Queue],
+    model: &Model,
+) {
+    let queue = *queues.last().unwrap();
+    let reopened = origin.open(queue, image.clone()).unwrap();
+    let all = What::Read(0..origin.sectors());
+    let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();
+    Model::check(&model.ever, &read, "opened again");
+    drop(reopened);
+    checked(origin, queue, image, true);
 }
 
 /// Checks the image: no errors, and no leaks unless they are allowed.
