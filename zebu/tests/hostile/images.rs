@@ -64,7 +64,10 @@ fn generated_vmdks() {
         }
     });
     let read = read.get();
-    assert!(read >= 50, "{read} can be read");
+    assert!(
+        read >= 50 || !zebu_testkit::are_usual(),
+        "{read} can be read"
+    );
 }
 
 /// Most generated images must open, or the generator would test nothing.
