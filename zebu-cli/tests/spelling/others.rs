@@ -127,7 +127,11 @@ fn names_of_dmg() {
             lab,
             name,
             disk: &image.content,
-            refused_as: &["DMG"],
+            // Without data before its list it begins as a text does.
+            refused_as: match image.bytes.starts_with(b"<?xml") {
+                true => &["DMG", "XML"],
+                false => &["DMG"],
+            },
             has_files: false,
             spelt: name,
         }
