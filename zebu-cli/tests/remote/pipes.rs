@@ -260,7 +260,15 @@ fn generated_image(seed: u64) {
         }
     }
     let what = format!("seed {seed}: {recipe}");
-    lab.make(&recipe);
+    for step in recipe.split("; ") {
+        // QEMU finds some of its own images over a base of odd length corrupt, and changes them no more.
+        let is_marked = || lab.qemu_img(&["info", "i"]).out.contains("corrupt: true");
+        if step.starts_with("img") && is_marked() {
+            println!("{what}: corrupt");
+            return;
+        }
+        lab.make(step);
+    }
     lab.expand("qcow2", "i", "want");
     let pack = random.pick(&["cat", "cat", "gzip -c1", "zstd -qc1"]);
     lab.shell(&format!("{pack} i | \"$0\" convert - raw"))
