@@ -29,6 +29,7 @@ for program in $missing; do
         qemu-system-x86_64) packages="$packages qemu-system-x86" ;;
         busybox) packages="$packages busybox-static" ;;
         flock) packages="$packages util-linux" ;;
+        cryptsetup) packages="$packages cryptsetup-bin" ;;
         nginx) packages="$packages nginx-light" ;;
         librbd.so.1) packages="$packages librbd1" ;;
         sshd) packages="$packages openssh-server" ;;

@@ -17,7 +17,7 @@ cargo test --workspace --features zebu-cli/psk --no-run --message-format=json-re
 build=$!
 sh scripts/install-deps.sh mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
-    nginx sshd qemu-system-x86_64 busybox cpio flock xz python3-libnbd groff mandoc zsh fish
+    nginx sshd cryptsetup qemu-system-x86_64 busybox cpio flock xz python3-libnbd groff mandoc zsh fish
 # Tests compare with the newest QEMU, where it can be had. The distribution's may be older and print
 # less, which the tests allow.
 if bin=$(sh scripts/get-qemu.sh target/peers/qemu); then

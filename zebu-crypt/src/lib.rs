@@ -1,12 +1,47 @@
-//! Encryption for the library `zebu`: a filter over a file, whose sectors a [`Cipher`] encrypts.
+//! Encryption for the library `zebu`: the keys and ciphers of LUKS as pure functions, and a filter over a file,
+//! whose sectors a [`Cipher`] encrypts.
 //!
-//! A container (LUKS) finds the key and where the data begin, and puts [`Encrypted`] over its file. Nothing here
-//! is part of the API of `zebu`.
+//! - `blocks`: block ciphers; `sectors`: their modes; `hash`: hashes, and keys of passphrases
+//! - `split`: how a key is spread over the disk; `keys`: the slots of a header, each with the master key
+//!
+//! What opens a container finds the key and where the data begin, and puts [`Encrypted`] over its file. No command
+//! does so yet. Nothing here is part of the API of `zebu`.
 #![deny(unsafe_code)]
+
+mod blocks;
+mod hash;
+mod keys;
+mod sectors;
+mod split;
 
 use std::fmt::Debug;
 
+use thiserror::Error;
+use zebu_core::parts::drivers::structures::{LuksCipher, LuksHash, LuksMode};
 use zebu_core::parts::filters::{Code, Content, Filter};
+
+pub use keys::{MasterKey, material_bytes, protect, unlock};
+pub use sectors::Sectors;
+
+/// Why there is no such cipher.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CryptError {
+    /// The key has another length.
+    #[error("Algorithm '{0}' with key size {1} bytes not supported")]
+    KeySize(LuksCipher, usize),
+    /// The cipher does not have this mode.
+    #[error("Cipher mode '{}' is not supported with '{cipher}'", .mode.name())]
+    Mode {
+        /// The cipher.
+        cipher: LuksCipher,
+        /// The mode.
+        mode: LuksMode,
+    },
+    /// A hash without an implementation here.
+    #[error("Hash algorithm '{}' is not supported by zebu", .0.name())]
+    Hash(LuksHash),
+}
 
 #[cfg(test)]
 zebu_core::register!(formats: &[], protocols: &[]);
