@@ -190,7 +190,7 @@ fn force_share_needs_read_only() {
         .ok("-r -U");
 }
 
-/// QEMU, too, lets each of two programs that resize a raw disk read the size before the other changes it.
+/// QEMU lets two programs that resize a raw disk both read the size before one of them changes it.
 #[test]
 fn no_growth_of_a_raw_disk_is_lost_beside_another() {
     let lab = image();

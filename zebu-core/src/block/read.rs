@@ -6,13 +6,12 @@
 //! lie close together are read together too.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::{Device, Layer};
 use super::filtered::{Filters, Rest};
 use crate::Result;
-use crate::codec::{self, Inflater};
+use crate::codec;
 use crate::drivers::{Below, CompressedData, Context, Extent, Mapping, Stay, StorageId};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading, Reserved, Step};
 
@@ -23,7 +22,7 @@ const MAX_MERGED: usize = 512;
 const MAX_PACKED: u64 = 1 << 20;
 /// Compressed clusters no farther apart than this are read together.
 const PACKED_GAP: u64 = 4096;
-/// Bytes that a worker inflates at once, if clusters are smaller: each has a page at least.
+/// Bytes that a worker inflates at once, if clusters are smaller: a buffer takes whole pages.
 const INFLATED_AT_ONCE: usize = 64 << 10;
 
 /// Uncompressed bytes somewhere.
@@ -535,7 +534,7 @@ impl<'a> Flight<'a> {
             .map(|part| {
                 let source = source.clone();
                 let part: Vec<_> = part.iter().map(|p| (range(p), p.data.inflater)).collect();
-                codec::workers::run(move || inflate_part(&source.0, part))
+                codec::workers::run(move || codec::inflate_each(&source.0, part))
             })
             .collect();
         for (part, running) in group.chunks(at_once).zip(running) {
@@ -569,24 +568,4 @@ impl<'a> Flight<'a> {
         self.iov.slice(p.at, length).copy_from(&bytes[..length]);
         Ok(())
     }
-}
-
-/// Inflates clusters from ranges of `source`, one behind the other. Returns where each ends; `None`: it
-/// does not inflate, and takes no bytes.
-fn inflate_part(
-    source: &[u8],
-    part: Vec<(Range<usize>, Inflater)>,
-) -> (Buffer, Vec<Option<usize>>) {
-    let mut bytes = Buffer::new(part.iter().map(|(_, inflater)| inflater.output_len()).sum());
-    let mut start = 0;
-    let ends = part.into_iter().map(|(range, inflater)| {
-        let end = start + inflater.output_len();
-        inflater
-            .inflate(&source[range], &mut bytes[start..end])
-            .ok()?;
-        start = end;
-        Some(end)
-    });
-    let ends = ends.collect();
-    (bytes, ends)
 }

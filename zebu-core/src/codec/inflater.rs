@@ -1,8 +1,11 @@
 //! Inflating a piece of compressed data of any format.
 
+use std::ops::Range;
+
 #[cfg(feature = "bzip2")]
 use super::bzip2::inflate_bzip2;
 use super::{CodecError, Compression, decompress, inflate_zlib, workers};
+use crate::storage::Buffer;
 
 /// How a piece of compressed data is inflated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +102,61 @@ impl Inflater {
     }
 }
 
+/// Inflates pieces of `source`, one behind the other. Returns where each ends; `None`: it does not inflate,
+/// and takes no bytes.
+pub(crate) fn inflate_each(
+    source: &[u8],
+    pieces: Vec<(Range<usize>, Inflater)>,
+) -> (Buffer, Vec<Option<usize>>) {
+    let lengths = pieces.iter().map(|(_, inflater)| inflater.output_len());
+    let mut bytes = Buffer::new(lengths.sum());
+    let mut start = 0;
+    let mut ends = Vec::with_capacity(pieces.len());
+    for (range, inflater) in pieces {
+        let end = start + inflater.output_len();
+        let inflated = inflater.inflate(&source[range], &mut bytes[start..end]);
+        ends.push(inflated.is_ok().then_some(end));
+        if inflated.is_ok() {
+            start = end;
+        }
+    }
+    (bytes, ends)
+}
+
 #[cfg(test)]
 mod tests {
-    //! Guards against work that costs more time than it counts.
+    //! Guards against work that costs more time than it counts, and bytes in the place of others.
     use super::*;
+    use crate::codec::Compressor;
+
+    #[test]
+    fn a_piece_that_does_not_inflate_takes_no_bytes() {
+        let mut source = Vec::new();
+        let mut pieces = Vec::new();
+        for number in 0..9u8 {
+            let mut packed = vec![0; 511];
+            let kind = Compression::Zlib;
+            let length = Compressor::new().compress(kind, None, &[number; 512], &mut packed);
+            packed.truncate(length.unwrap().unwrap());
+            if number % 4 == 1 {
+                packed.fill(0xff);
+            }
+            let start = source.len();
+            source.extend(packed);
+            let stream = Stream::Cluster(kind);
+            pieces.push((start..source.len(), Inflater { stream, size: 512 }));
+        }
+        let (bytes, ends) = inflate_each(&source, pieces);
+        let mut start = 0;
+        for (number, end) in (0u8..).zip(&ends) {
+            assert_eq!(end.is_none(), number % 4 == 1, "{number}");
+            if let Some(end) = *end {
+                assert_eq!(bytes[start..end], [number; 512]);
+                start = end;
+            }
+        }
+        assert_eq!((start, ends.len()), (7 * 512, 9));
+    }
 
     #[test]
     fn codecs_that_are_slower_count_more() {

@@ -19,6 +19,7 @@ use std::cell::RefCell;
 
 pub use compress::{Compressor, zlib_bound};
 pub use decompress::Decompressor;
+pub(crate) use inflater::inflate_each;
 pub use inflater::{Inflater, Stream};
 pub use unpack::{StreamCompression, Unpack};
 

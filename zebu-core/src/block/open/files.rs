@@ -281,9 +281,9 @@ impl Opening<'_> {
             Length::Shared => request,
             Length::Fixed => request.fixed_length(),
             Length::Changing => {
+                // As QEMU, whose message it has. Then shared with nobody: the old length is read under this
+                // lock, so that of two relative changes at once none is lost.
                 file.lock(request.changing_length())?;
-                // No other process holds the permission now: the old length is read under it, so that of two
-                // relative changes at once none is lost. QEMU shares it, and loses one.
                 request.changing_length().fixed_length()
             }
         })
