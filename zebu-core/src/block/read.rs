@@ -534,7 +534,13 @@ impl<'a> Flight<'a> {
             .map(|part| {
                 let source = source.clone();
                 let part: Vec<_> = part.iter().map(|p| (range(p), p.data.inflater)).collect();
-                codec::workers::run(move || codec::inflate_each(&source.0, part))
+                let lengths = part.iter().map(|(_, inflater)| inflater.output_len());
+                let length = lengths.sum();
+                codec::workers::run(move || {
+                    let mut bytes = Buffer::new(length);
+                    let ends = codec::inflate_each(&source.0, part, &mut bytes);
+                    (bytes, ends)
+                })
             })
             .collect();
         for (part, running) in group.chunks(at_once).zip(running) {

@@ -5,7 +5,6 @@ use std::ops::Range;
 #[cfg(feature = "bzip2")]
 use super::bzip2::inflate_bzip2;
 use super::{CodecError, Compression, decompress, inflate_zlib, workers};
-use crate::storage::Buffer;
 
 /// How a piece of compressed data is inflated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,14 +101,13 @@ impl Inflater {
     }
 }
 
-/// Inflates pieces of `source`, one behind the other. Returns where each ends; `None`: it does not inflate,
-/// and takes no bytes.
+/// Inflates pieces of `source` into `bytes`, one behind the other, which have the space. Returns where each ends;
+/// `None`: it does not inflate, and takes no bytes.
 pub(crate) fn inflate_each(
     source: &[u8],
     pieces: Vec<(Range<usize>, Inflater)>,
-) -> (Buffer, Vec<Option<usize>>) {
-    let lengths = pieces.iter().map(|(_, inflater)| inflater.output_len());
-    let mut bytes = Buffer::new(lengths.sum());
+    bytes: &mut [u8],
+) -> Vec<Option<usize>> {
     let mut start = 0;
     let mut ends = Vec::with_capacity(pieces.len());
     for (range, inflater) in pieces {
@@ -120,7 +118,7 @@ pub(crate) fn inflate_each(
             start = end;
         }
     }
-    (bytes, ends)
+    ends
 }
 
 #[cfg(test)]
@@ -146,7 +144,8 @@ mod tests {
             let stream = Stream::Cluster(kind);
             pieces.push((start..source.len(), Inflater { stream, size: 512 }));
         }
-        let (bytes, ends) = inflate_each(&source, pieces);
+        let mut bytes = vec![0; 9 * 512];
+        let ends = inflate_each(&source, pieces, &mut bytes);
         let mut start = 0;
         for (number, end) in (0u8..).zip(&ends) {
             assert_eq!(end.is_none(), number % 4 == 1, "{number}");
