@@ -34,7 +34,12 @@ fn dmg_images_are_read_as_by_qemu() {
         lab.zebu(&["map", "--output=json", "x.dmg"]).ok(what);
         fs::copy(lab.path("x.dmg"), lab.path("other")).unwrap();
         // QEMU takes it for raw.
-        lab.zebu(&["info", "other"]).fails_with("DMG");
+        // Without data before its list it begins as a text does.
+        let taken_for = match image.bytes.starts_with(b"<?xml") {
+            true => "XML",
+            false => "DMG",
+        };
+        lab.zebu(&["info", "other"]).fails_with(taken_for);
         Subject::new(lab, "other", "dmg").given().same_bytes(what);
     });
 }

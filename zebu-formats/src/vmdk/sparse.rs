@@ -482,9 +482,12 @@ fn typed(entry: u64, grains: u64) -> Stored {
         1 | 2 => Stored::Zero,
         3 => {
             let nth = entry >> 48 & 0xfff | (entry & 0xffff_ffff_ffff) << 12;
-            let sector = nth.saturating_mul(GRAIN).saturating_add(grains);
-            // One that is too large is past the end of any file.
-            Stored::Data(sector.min(MAX_DISK / SECTOR) * SECTOR)
+            match nth.saturating_mul(GRAIN).saturating_add(grains) {
+                // As with entries of 32 bits: there is the header.
+                0 => Stored::Nowhere,
+                // One that is too large is past the end of any file.
+                sector => Stored::Data(sector.min(MAX_DISK / SECTOR) * SECTOR),
+            }
         }
         _ => Stored::Damaged(Damage::Grain),
     }
