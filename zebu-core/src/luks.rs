@@ -1,8 +1,6 @@
 //! The header of a LUKS partition, which an encrypted image keeps inside
 //! itself. LUKS1 On-Disk Format Specification, "The partition header". What
 //! is accepted is what QEMU accepts, checked in QEMU's order.
-//!
-//! Only for looking at: nothing is decrypted, so headers are not encoded.
 
 use std::fmt;
 
@@ -125,7 +123,9 @@ macro_rules! named {
                 match self { $(Self::$value => $name),* }
             }
 
-            fn find(name: &[u8]) -> Option<Self> {
+            /// The one of this name.
+            #[must_use]
+            pub fn find(name: &[u8]) -> Option<Self> {
                 [$(Self::$value),*].into_iter().find(|v| v.name().as_bytes() == name)
             }
         }
@@ -184,7 +184,8 @@ named! {
 
 impl LuksAlgorithm {
     /// Whether there is such a cipher with a key of so many bytes.
-    const fn takes_key(self, bytes: u32) -> bool {
+    #[must_use]
+    pub const fn takes_key(self, bytes: u32) -> bool {
         match self {
             Self::Cast5 => bytes == 16,
             Self::Aes | Self::Serpent | Self::Twofish => matches!(bytes, 16 | 24 | 32),
@@ -382,6 +383,69 @@ impl LuksHeader {
     pub const fn payload_offset(&self) -> u64 {
         self.payload_sector as u64 * SECTOR
     }
+
+    /// The slots of a new header, all inactive, for a key of so many bytes; and the sector behind their key
+    /// material, where the payload starts.
+    #[must_use]
+    pub fn new_slots(key_bytes: u32) -> ([LuksSlot; LUKS_SLOTS], u32) {
+        let sectors = slot_sectors(key_bytes);
+        let mut next = HEADER_SECTORS;
+        let slots = [(); LUKS_SLOTS].map(|()| {
+            let key_sector = next;
+            next += sectors;
+            LuksSlot {
+                key_sector,
+                stripes: STRIPES,
+                ..LuksSlot::default()
+            }
+        });
+        (slots, next)
+    }
+
+    /// The bytes of the header, which [`LuksHeader::decode`] reads.
+    #[must_use]
+    pub fn encode(&self) -> [u8; LUKS_HEADER_BYTES] {
+        let mut mode = format!("{}-{}", self.mode.name(), self.iv_generator.name());
+        if let Some(hash) = self.iv_generator.hash() {
+            mode = format!("{mode}:{}", hash.name());
+        }
+        let names = [self.cipher.algorithm.name(), &mode, self.hash.name()];
+        let mut out = [&MAGIC[..], &VERSION.to_be_bytes()].concat();
+        names
+            .into_iter()
+            .for_each(|name| put_text(&mut out, name.as_bytes(), 32));
+        out.extend(self.payload_sector.to_be_bytes());
+        out.extend(self.key_bytes.to_be_bytes());
+        out.extend(self.digest);
+        out.extend(self.digest_salt);
+        out.extend(self.digest_iterations.to_be_bytes());
+        put_text(&mut out, &self.uuid, 40);
+        for slot in &self.slots {
+            out.extend(match slot.active {
+                true => SLOT_ACTIVE.to_be_bytes(),
+                false => SLOT_INACTIVE.to_be_bytes(),
+            });
+            out.extend(slot.iterations.to_be_bytes());
+            out.extend(slot.salt);
+            out.extend(slot.key_sector.to_be_bytes());
+            out.extend(slot.stripes.to_be_bytes());
+        }
+        let mut bytes = [0; LUKS_HEADER_BYTES];
+        bytes.copy_from_slice(&out);
+        bytes
+    }
+}
+
+/// Appends a text and zeroes, `length` bytes together.
+fn put_text(out: &mut Vec<u8>, text: &[u8], length: usize) {
+    let text = text.iter().copied();
+    out.extend(text.chain(std::iter::repeat(0)).take(length));
+}
+
+/// Sectors that the key material of a slot takes.
+fn slot_sectors(key_bytes: u32) -> u32 {
+    let material = u64::from(key_bytes) * u64::from(STRIPES);
+    (material.next_multiple_of(ALIGNMENT) / SECTOR) as u32
 }
 
 /// What is left of the header to be read, front to back.
@@ -426,8 +490,7 @@ fn decode_slots(
             stripes: fields.number()?,
         };
     }
-    let material = u64::from(key_bytes) * u64::from(STRIPES);
-    let sectors = (material.next_multiple_of(ALIGNMENT) / SECTOR) as u32;
+    let sectors = slot_sectors(key_bytes);
     let end = |slot: &LuksSlot| u64::from(slot.key_sector) + u64::from(sectors);
     for (index, (slot, state)) in slots.iter().zip(states).enumerate() {
         if slot.stripes != STRIPES {
@@ -529,7 +592,13 @@ mod tests {
 
     #[test]
     fn known_header() {
-        let header = LuksHeader::decode(&header()).unwrap();
+        let bytes = header();
+        let header = LuksHeader::decode(&bytes).unwrap();
+        assert_eq!(header.encode()[..], bytes);
+        let (slots, payload) = LuksHeader::new_slots(header.key_bytes);
+        assert_eq!(payload, header.payload_sector);
+        let sectors = |slots: [LuksSlot; LUKS_SLOTS]| slots.map(|slot| slot.key_sector);
+        assert_eq!(sectors(slots), sectors(header.slots));
         assert_eq!(header.cipher.to_string(), "aes-256");
         assert_eq!(header.mode, LuksMode::Xts);
         assert_eq!(header.iv_generator, LuksIvGenerator::Plain64);
@@ -696,6 +765,10 @@ mod tests {
             }
             if let Err(error) = LuksHeader::decode(&header) {
                 prop_assert!(!error.to_string().contains('\n'));
+            }
+            // What was read comes back, but for what follows the end of a text.
+            if let Ok(read) = LuksHeader::decode(&header) {
+                prop_assert_eq!(LuksHeader::decode(&read.encode()), Ok(read));
             }
         }
 

@@ -9,13 +9,14 @@
 #[doc(hidden)]
 #[macro_export]
 macro_rules! register {
-    (formats: $formats:expr, protocols: $protocols:expr $(,)?) => {
+    (formats: [$($formats:expr),* $(,)?], protocols: $protocols:expr $(,)?) => {
         const _: () = {
             // SAFETY: `linked!` of zebu-core declares them with these types, and nothing else has these
             // names.
             #[unsafe(no_mangle)]
-            fn __zebu_core_0_1_formats() -> &'static [&'static $crate::parts::drivers::Driver] {
-                $formats
+            fn __zebu_core_0_1_formats() -> &'static [&'static [&'static $crate::parts::drivers::Driver]] {
+                static LISTS: &[&[&$crate::parts::drivers::Driver]] = &[$($formats),*];
+                LISTS
             }
             // SAFETY: as above.
             #[unsafe(no_mangle)]

@@ -3,22 +3,33 @@
 //!
 //! - `blocks`: block ciphers; `sectors`: their modes; `hash`: hashes, and keys of passphrases
 //! - `split`: how a key is spread over the disk; `keys`: the slots of a header, each with the master key
+//! - `luks/`: containers as an image format, over [`Encrypted`]
 //!
-//! What opens a container finds the key and where the data begin, and puts [`Encrypted`] over its file. No command
-//! does so yet. Nothing here is part of the API of `zebu`.
+//! Nothing here is part of the API of `zebu` but what `block` has.
 #![deny(unsafe_code)]
 
 mod blocks;
 mod hash;
 mod keys;
+mod luks;
 mod sectors;
 mod split;
 
 use std::fmt::Debug;
 
 use thiserror::Error;
+use zebu_core::parts::drivers::Driver;
 use zebu_core::parts::drivers::structures::{LuksCipher, LuksHash, LuksMode};
 use zebu_core::parts::filters::{Code, Content, Filter};
+
+/// The formats, for the crate `zebu` to register.
+#[doc(hidden)]
+pub static FORMATS: &[&Driver] = &[&luks::DRIVER];
+
+/// What the module `block` of `zebu` has of it.
+pub mod block {
+    pub use crate::luks::Luks;
+}
 
 pub use keys::{MasterKey, material_bytes, protect, unlock};
 pub use sectors::Sectors;
@@ -44,7 +55,7 @@ pub enum CryptError {
 }
 
 #[cfg(test)]
-zebu_core::register!(formats: &[], protocols: &[]);
+zebu_core::register!(formats: [FORMATS], protocols: &[]);
 
 /// What encrypts sectors. Shared by threads.
 pub trait Cipher: Debug + Send + Sync {
@@ -58,20 +69,22 @@ pub trait Cipher: Debug + Send + Sync {
     fn decrypt(&self, first: u64, data: &mut [u8]);
 }
 
-/// A file of which each sector is encrypted. It consists of whole sectors.
+/// A file whose sectors are encrypted from an offset on, which is a multiple of their size. What is before that is
+/// not read or written through it.
 #[derive(Debug)]
 pub struct Encrypted<C> {
     cipher: C,
+    start: u64,
 }
 
 impl<C: Cipher> Encrypted<C> {
-    /// A filter by `cipher`.
-    pub fn new(cipher: C) -> Self {
-        Encrypted { cipher }
+    /// A filter by `cipher`, for which the sector at `start` has the number 0.
+    pub fn new(cipher: C, start: u64) -> Self {
+        Encrypted { cipher, start }
     }
 
     fn sector_of(&self, offset: u64) -> u64 {
-        offset / self.cipher.sector() as u64
+        offset.wrapping_sub(self.start) / self.cipher.sector() as u64
     }
 }
 
@@ -141,7 +154,7 @@ mod tests {
     }
     fn over(cipher: impl Cipher + 'static) -> (Queue, Arc<Memory>, FilteredFile) {
         let file = Arc::new(Memory::new(vec![0; 8192]));
-        let filter = Arc::new(Encrypted::new(cipher));
+        let filter = Arc::new(Encrypted::new(cipher, 0));
         let queue = Queue::new(QueueOptions::default()).unwrap();
         (queue, file.clone(), FilteredFile::new(filter, file))
     }

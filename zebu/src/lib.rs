@@ -48,7 +48,8 @@
 //! # Features
 //!
 //! `nbd`: images on NBD servers. `tls`: TLS for these. `bzip2`: DMG images and streams that are
-//! compressed by it. `xz`: streams that are compressed by it. These are on by default.
+//! compressed by it. `xz`: streams that are compressed by it. `crypt`: encrypted images (LUKS).
+//! These are on by default.
 //! `psk`: TLS with pre-shared keys, by a C library. `http`: images on web servers. `object-store`: images
 //! in object stores.
 //! `rbd`: images in Ceph. `ssh`: files on SSH servers. `cache`: a cache of blocks of all these on a
@@ -81,6 +82,9 @@ pub use zebu_core::{jobs, names, qcow2};
 pub mod block {
     #[doc(inline)]
     pub use zebu_core::block::*;
+    #[cfg(feature = "crypt")]
+    #[doc(inline)]
+    pub use zebu_crypt::block::*;
     #[doc(inline)]
     pub use zebu_formats::block::*;
     #[doc(inline)]

@@ -137,7 +137,8 @@ fn create(
     let (format, format_name) = (parse_format(format)?, format);
     let file = file_as(name, format_name)?;
     refuse_object(&file)?;
-    let mut options = CreateOptions::parse(format, &arguments.options)?;
+    let options = CreateOptions::parse(format, &arguments.options)?;
+    let mut options = options.with_secrets(objects::all(context).secrets);
     if let Some(size) = size {
         if options.get("size").is_some() {
             return Err("The image size must be specified only once".into());

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use clap::{CommandFactory, Parser};
 use zebu::block::{Format, Preallocation};
@@ -12,8 +13,8 @@ use zebu::storage::CacheMode;
 
 use super::command::Command;
 use crate::arguments::create_options::{CreateOptions, check_list};
-use crate::arguments::{OutputFormat, SourceOptions, size};
-use crate::images::new_image::{export_format, parse_format};
+use crate::arguments::{OutputFormat, SourceOptions, objects, size};
+use crate::images::new_image::{export_format, parse_format, plan};
 use crate::images::open;
 use crate::output;
 use crate::output::json::{self, Map};
@@ -129,6 +130,7 @@ pub fn run(context: &Context, arguments: Vec<OsString>) -> Outcome {
     let (measured, stream) = match (name, size) {
         (Some(name), _) => measure_image(context, &arguments, name)?,
         (None, size) => {
+            arguments.source.validate(context)?;
             let target = measured_as(&target(context, &arguments)?)?;
             let measured = jobs::measure_size(size.unwrap_or(0), &target);
             (measured.map_err(|e| Failure::new(e.to_string()))?, None)
@@ -192,7 +194,8 @@ fn target(context: &Context, arguments: &Arguments) -> Result<(Format, CreateOpt
         context.say(&why);
         Failure::new(format!("Invalid options for file format '{name}'"))
     })?;
-    match [Format::RAW, Format::QCOW2].contains(&format) {
+    let options = options.with_secrets(objects::all(context).secrets);
+    match ["raw", "qcow2", "luks"].contains(&format.name()) {
         true => Ok((format, options)),
         false => Err(unsupported()),
     }
@@ -202,6 +205,11 @@ fn target(context: &Context, arguments: &Arguments) -> Result<(Format, CreateOpt
 /// could be made.
 fn measured_as((format, options): &(Format, CreateOptions)) -> Result<MeasureTarget, Failure> {
     let fail = |e: zebu::Error| Failure::new(e.to_string());
+    if format.name() == "luks" {
+        let plan = plan(*format, Path::new(""), 0, options, None).map_err(fail)?;
+        let overhead = plan.overhead().unwrap_or_default();
+        return Ok(MeasureTarget::Whole { overhead });
+    }
     if *format != Format::QCOW2 {
         export_format(*format, options, false).map_err(fail)?;
         return Ok(MeasureTarget::Raw);

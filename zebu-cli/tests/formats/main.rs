@@ -1,5 +1,6 @@
 //! Formats of other programs; those that are only read and small are in `small_formats`.
 
+mod luks;
 mod new_formats;
 mod ova;
 mod vdi;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::options::{Qcow2Opening, RawPart, VhdSize};
 use super::{AnyImage, BoxFuture, Limits};
 use crate::Result;
-use crate::storage::{Counted, Queue, Storage, Work};
+use crate::storage::{Counted, Queue, Secret, Storage, Work};
 
 /// The function by which a driver opens an image.
 pub type OpenFormat = for<'a> fn(OpenRequest<'a>) -> BoxFuture<'a, Result<AnyImage>>;
@@ -30,6 +30,8 @@ pub struct OpenRequest<'a> {
     pub qcow2: Qcow2Opening,
     /// Options of VHD images.
     pub vpc: VhdSize,
+    /// Finds the secret that unlocks an encrypted image: None if none was named. For a driver whose image needs it.
+    pub key: &'a dyn Fn() -> Result<Option<Secret>>,
 }
 
 /// The use of an image that is opened.

@@ -7,12 +7,12 @@ use crate::{Error, printable};
 
 linked! {
     /// Formats of other crates, in the order of probing.
-    fn registered() -> &'static [&'static Driver] = __zebu_core_0_1_formats
+    fn registered() -> &'static [&'static [&'static Driver]] = __zebu_core_0_1_formats
 }
 
 /// All formats, in the order of probing: what no other one recognizes is raw.
 fn drivers() -> impl Iterator<Item = &'static Driver> {
-    let others = registered().iter().copied();
+    let others = registered().iter().copied().flatten().copied();
     [&qcow2::DRIVER]
         .into_iter()
         .chain(others)

@@ -64,7 +64,7 @@ pub fn copy<G: IntoControlFlow>(
     let plan = Plan {
         start: options.start,
         length: options.length,
-        omit: match options.target_is_zero || matches!(target, Target::New(_)) {
+        omit: match options.target_is_zero || target.reads_as_zeroes() {
             true => Omit::Zeroes,
             false => Omit::Nothing,
         },

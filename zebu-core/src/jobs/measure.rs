@@ -14,6 +14,11 @@ pub use crate::drivers::qcow2::create::Qcow2Target;
 pub enum MeasureTarget {
     /// raw
     Raw,
+    /// The whole disk, whatever it contains, and so many bytes besides.
+    Whole {
+        /// Bytes besides the disk.
+        overhead: u64,
+    },
     /// qcow2
     Qcow2(Qcow2Target),
 }
@@ -36,7 +41,8 @@ pub struct Measure {
 /// If the new image would be too large.
 pub fn measure_size(size: u64, target: &MeasureTarget) -> Result<Measure> {
     match target {
-        MeasureTarget::Raw => measure_raw(size),
+        MeasureTarget::Raw => measure_whole(size, 0),
+        MeasureTarget::Whole { overhead } => measure_whole(size, *overhead),
         // A new disk over a backing file has nothing of its own yet.
         MeasureTarget::Qcow2(target) => {
             let target = Qcow2Target {
@@ -62,7 +68,8 @@ pub async fn measure<G: IntoControlFlow>(
     let reporter = Reporter::new(on_progress);
     reporter.plan(device.size());
     let measured = match target {
-        MeasureTarget::Raw => measure_raw(device.size())?,
+        MeasureTarget::Raw => measure_whole(device.size(), 0)?,
+        MeasureTarget::Whole { overhead } => measure_whole(device.size(), *overhead)?,
         MeasureTarget::Qcow2(target) => measure_copy(queue, device, target, &reporter).await?,
     };
     reporter.finish();
@@ -98,8 +105,11 @@ async fn measure_copy(
     Ok(measured)
 }
 
-fn measure_raw(size: u64) -> Result<Measure> {
-    let size = size.checked_next_multiple_of(512).ok_or_else(too_large)?;
+fn measure_whole(size: u64, overhead: u64) -> Result<Measure> {
+    let size = size.checked_next_multiple_of(512);
+    let size = size
+        .and_then(|size| size.checked_add(overhead))
+        .ok_or_else(too_large)?;
     Ok(Measure {
         required: size,
         fully_allocated: size,

@@ -21,8 +21,7 @@ pub enum Target {
     Raw(Arc<dyn Storage>),
     /// An image that is open for writing.
     Image(Device),
-    /// An image that is filled, and finished by the job ([`begin_image`](super::begin_image)). It
-    /// reads as zeroes before.
+    /// An image that is filled, and finished by the job ([`begin_image`](super::begin_image)).
     New(Box<dyn NewImage>),
     /// An image that is written in order
     /// ([`convert_to_stream`](super::convert_to_stream)).
@@ -36,6 +35,14 @@ impl Target {
         match self {
             Target::Image(device) => device.keeps_bytes(),
             _ => true,
+        }
+    }
+
+    /// Whether a new image reads as zeroes where it is not written.
+    pub(super) fn reads_as_zeroes(&self) -> bool {
+        match self {
+            Target::New(image) => !image.is_filled_whole(),
+            _ => false,
         }
     }
 

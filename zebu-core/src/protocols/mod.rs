@@ -36,12 +36,12 @@ use crate::spelling::OptionSet;
 use crate::storage::OpenFile;
 pub use crate::storage::secret::Secret;
 use file::Local;
-pub use objects::{Objects, TlsObjects};
+pub use objects::{Objects, Passphrases, Secrets, TlsObjects};
 pub(crate) use opened::{ATTEMPTS, Identity, Opened, REPLACED};
 pub use opened::{OpenedFile, in_first};
 pub use options::{
-    CommonOptions, DetectZeroes, FileOptions, ImageOptions, Locking, NATIVE_NEEDS_DIRECT,
-    OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
+    CommonOptions, DetectZeroes, EncryptionOptions, FileOptions, ImageOptions, Locking,
+    NATIVE_NEEDS_DIRECT, OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
 pub use other::OtherDriver;
 pub use spec::{BackingOptions, BackingSpec, FileSpec, ImageSpec};

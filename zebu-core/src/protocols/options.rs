@@ -17,6 +17,8 @@ pub struct ImageOptions {
     pub qcow2: Qcow2Options,
     /// Options of VHD images.
     pub vpc: VpcOptions,
+    /// Options of encrypted images.
+    pub encryption: EncryptionOptions,
 }
 
 /// Options that every image and every file has.
@@ -91,6 +93,14 @@ pub struct Qcow2Options {
 pub struct VpcOptions {
     /// `force_size_calc`: how the size of the disk is determined.
     pub size: VhdSize,
+}
+
+/// Options of encrypted images.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct EncryptionOptions {
+    /// `key-secret`: the id of the secret that unlocks it.
+    pub key_secret: Option<String>,
 }
 
 /// Options of a file. None: not given, the default holds.
@@ -224,6 +234,14 @@ impl VpcOptions {
             Some(other) => return Err(format!("Invalid size calculation mode: '{other}'")),
         };
         Ok(VpcOptions { size })
+    }
+}
+
+impl EncryptionOptions {
+    pub(super) fn take(options: &mut OptionSet) -> EncryptionOptions {
+        EncryptionOptions {
+            key_secret: options.take_string("key-secret"),
+        }
     }
 }
 

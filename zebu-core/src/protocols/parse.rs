@@ -6,8 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::options::check_preallocation;
 use super::{
-    BackingOptions, BackingSpec, CommonOptions, FileDriver, FileOptions, FileSpec, Given,
-    ImageSpec, Qcow2Options, RawOptions, VpcOptions, check_in_image, file as local, find,
+    BackingOptions, BackingSpec, CommonOptions, EncryptionOptions, FileDriver, FileOptions,
+    FileSpec, Given, ImageSpec, Qcow2Options, RawOptions, VpcOptions, check_in_image,
+    file as local, find,
 };
 use crate::drivers::Format;
 use crate::spelling::path::{beside, protocol};
@@ -212,6 +213,7 @@ pub fn format_options(spec: &mut ImageSpec, format: Format) -> Result<(), String
     spec.options.raw = RawOptions::take(&mut own)?;
     spec.options.qcow2 = Qcow2Options::take(&mut own)?;
     spec.options.vpc = VpcOptions::take(&mut own)?;
+    spec.options.encryption = EncryptionOptions::take(&mut own);
     check_preallocation(&mut own)?;
     options.add_defaults(own);
     let name = format.name();

@@ -58,6 +58,7 @@ pub fn object(mut members: Vec<(String, String)>) -> String {
         "config",
         "size",
         "file",
+        "key-secret",
         "opt-discard",
         "max-discard",
         "align",
@@ -103,6 +104,7 @@ impl ImageSpec {
         match (&self.file.driver, self.format) {
             _ if self.bare => self.file.plain_name(),
             _ if self.options.vpc.size != VhdSize::ByCreator => None,
+            _ if self.options.encryption.key_secret.is_some() => None,
             // The format over another one is never guessed.
             (FileDriver::Image(_), _) => None,
             (_, Some(format)) if format != Format::RAW => self.file.plain_name(),
@@ -122,6 +124,8 @@ impl ImageSpec {
             VhdSize::CurrentSize => Some("\"current_size\""),
             _ => None,
         };
+        let key_secret = self.options.encryption.key_secret.as_ref();
+        let key_secret = key_secret.map(|id| json_string(id.as_bytes()));
         let mut members = vec![
             ("driver", format!("\"{}\"", self.format_name())),
             ("file", self.file.json()),
@@ -134,6 +138,7 @@ impl ImageSpec {
             ("offset", raw.offset_json.as_deref()),
             ("size", raw.size_json.as_deref()),
             ("force_size_calc", vhd_size),
+            ("key-secret", key_secret.as_deref()),
         ];
         members.extend(
             given

@@ -97,7 +97,7 @@ pub use queue::{Begun, Cancelled, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
 #[doc(hidden)]
-pub use secret::Secret;
+pub use secret::{Secret, Secrets, find_secret};
 #[doc(hidden)]
 pub use stamp::{FileStamp, InodeStamp};
 pub use version::RemoteCache;

@@ -1,6 +1,9 @@
 //! Text that is not printed.
 
+use std::collections::BTreeMap;
 use std::fmt;
+
+use crate::{Error, Result};
 
 /// A password, a token or a cookie, which is not printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -16,6 +19,18 @@ impl Secret {
     pub fn reveal(&self) -> &str {
         &self.0
     }
+}
+
+/// Secrets by their ids.
+pub type Secrets = BTreeMap<String, Secret>;
+
+/// The secret with this id.
+///
+/// # Errors
+/// [`Error::Refused`] in QEMU's words if there is none.
+pub fn find_secret(secrets: &Secrets, id: &str) -> Result<Secret> {
+    let secret = secrets.get(id).cloned();
+    secret.ok_or_else(|| Error::Refused(format!("No secret with id '{id}'")))
 }
 
 impl fmt::Debug for Secret {

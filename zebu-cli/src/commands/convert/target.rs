@@ -446,7 +446,8 @@ impl Wanted<'_> {
     /// The options of the image, including those of the command line.
     fn create_options(&self, format: Format) -> Result<CreateOptions, Failure> {
         let arguments = self.arguments;
-        let mut create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
+        let create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
+        let mut create = create.with_secrets(objects::all(self.context).secrets);
         self.check_format(format)?;
         if let Some(backing) = &arguments.backing {
             create.set("backing_file", backing.as_os_str());

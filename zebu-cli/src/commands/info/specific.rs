@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::{BitmapInfo, Device, Layer, StorageId, Vmdk, VmdkExtent};
+use zebu::block::{BitmapInfo, Device, Layer, Luks, StorageId, Vmdk, VmdkExtent};
 use zebu::internal::structures::{LuksHeader, LuksSlot};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
@@ -16,6 +16,9 @@ pub fn of(queue: &Queue, device: &Device) -> zebu::Result<Option<Value>> {
     let layer = device.top();
     if let Some(image) = layer.as_qcow2() {
         return qcow2(queue, device, image).map(Some);
+    }
+    if let Some(image) = layer.get::<Luks>() {
+        return Ok(Some(luks(image.header(), false).into()));
     }
     Ok(layer.get::<Vmdk>().map(|image| vmdk(layer, image)))
 }
@@ -60,7 +63,7 @@ fn qcow2(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Value> {
             );
             Vec::new()
         });
-    let luks = queue.block_on(image.luks_header(queue))?;
+    let within = queue.block_on(image.luks_header(queue))?;
     let header = image.header();
     let mut map = Map::new();
     let is_v3 = header.version >= 3;
@@ -74,8 +77,8 @@ fn qcow2(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Value> {
         }
     }
     map.add("refcount-bits", image.geometry().refcount_bits());
-    if let Some(luks) = luks {
-        map.add("encrypt", encryption(&luks));
+    if let Some(within) = within {
+        map.add("encrypt", luks(&within, true));
     } else if header.is_encrypted() {
         map.add("encrypt", Map::new().with("format", "aes"));
     }
@@ -92,23 +95,26 @@ fn qcow2(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Value> {
     Ok(Value::Object(map))
 }
 
-fn encryption(luks: &LuksHeader) -> Value {
+/// The header of a LUKS container, which may be within an image.
+fn luks(header: &LuksHeader, is_within: bool) -> Map {
     let mut map = Map::new();
-    map.add("ivgen-alg", luks.iv_generator.name());
+    map.add("ivgen-alg", header.iv_generator.name());
     map.add("detached-header", false);
-    map.add("hash-alg", luks.hash.name());
-    map.add("cipher-alg", &*luks.cipher.to_string());
-    map.add("uuid", &luks.uuid[..]);
-    if let Some(hash) = luks.iv_generator.hash() {
+    map.add("hash-alg", header.hash.name());
+    map.add("cipher-alg", &*header.cipher.to_string());
+    map.add("uuid", &header.uuid[..]);
+    if let Some(hash) = header.iv_generator.hash() {
         map.add("ivgen-hash-alg", hash.name());
     }
-    map.add("format", "luks");
-    map.add("cipher-mode", luks.mode.name());
-    let slots: Vec<Value> = luks.slots.iter().map(luks_slot).collect();
+    if is_within {
+        map.add("format", "luks");
+    }
+    map.add("cipher-mode", header.mode.name());
+    let slots: Vec<Value> = header.slots.iter().map(luks_slot).collect();
     map.add("slots", slots);
-    map.add("payload-offset", luks.payload_offset());
-    map.add("master-key-iters", luks.digest_iterations);
-    Value::Object(map)
+    map.add("payload-offset", header.payload_offset());
+    map.add("master-key-iters", header.digest_iterations);
+    map
 }
 
 fn luks_slot(slot: &LuksSlot) -> Value {

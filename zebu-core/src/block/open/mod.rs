@@ -423,17 +423,25 @@ impl Opening<'_> {
                 "Internal snapshots can only be opened read-only".into(),
             ));
         }
+        let purpose = match for_check {
+            true => Purpose::Check {
+                encrypted: self.options.inspect,
+            },
+            false if self.options.inspect => Purpose::Metadata,
+            false => Purpose::Data,
+        };
+        let key_secret = spec.options.encryption.key_secret.clone();
+        let name = spec.file.name().to_owned();
+        let objects = &self.options.objects;
+        let key = &|| match &key_secret {
+            Some(id) => objects.secret(id).map(Some),
+            None => Ok(objects.ask_passphrase(&name)),
+        };
         let mut image = (driver.open)(OpenRequest {
             queue: self.queue,
             file,
             write: self.writes(role),
-            purpose: match for_check {
-                true => Purpose::Check {
-                    encrypted: self.options.inspect,
-                },
-                false if self.options.inspect => Purpose::Metadata,
-                false => Purpose::Data,
-            },
+            purpose,
             limits: self.options.policy.limits(),
             others: &mut Others {
                 opening: self,
@@ -443,6 +451,7 @@ impl Opening<'_> {
             raw,
             qcow2,
             vpc,
+            key,
         })
         .await?;
         if let Some(name) = snapshot {

@@ -22,12 +22,10 @@ pub struct Making<'a> {
 impl Making<'_> {
     /// Takes the space of a range, and makes it read as zeroes: what is new of a file does so by
     /// itself, and a device has any content. There the mode makes no other difference.
-    pub(crate) async fn allocate(
-        &self,
-        file: &dyn Storage,
-        offset: u64,
-        length: u64,
-    ) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the storage.
+    pub async fn allocate(&self, file: &dyn Storage, offset: u64, length: u64) -> Result<()> {
         let (queue, end) = (self.queue, offset + length);
         let is_full = self.preallocation == Preallocation::Full;
         if length == 0 {

@@ -105,6 +105,16 @@ pub trait ImagePlan: Debug + Send + Sync {
         false
     }
 
+    /// [`NewImage::is_filled_whole`] of the image.
+    fn is_filled_whole(&self) -> bool {
+        false
+    }
+
+    /// Bytes of its file besides the disk, if the file has the whole disk whatever it contains.
+    fn overhead(&self) -> Option<u64> {
+        None
+    }
+
     /// How its compressed data are stored, if it can have such.
     fn compression(&self) -> Option<codec::Compression> {
         Some(codec::Compression::Zlib)
@@ -153,12 +163,17 @@ pub enum Filling {
 
 /// An image that is filled once, by any number of threads, each with its queue.
 ///
-/// What was never written reads as zeroes in the finished image: unallocated ranges, and the rest
-/// of a block that was written in part. Each byte is written at most once.
+/// What was never written reads as zeroes in the finished image (unless [`NewImage::is_filled_whole`]):
+/// unallocated ranges, and the rest of a block that was written in part. Each byte is written at most once.
 pub trait NewImage: Debug + Send + Sync {
     /// Whether data are placed in the order of the writes. Convert then starts writes in the order
     /// of the disk.
     fn has_order(&self) -> bool;
+
+    /// Whether what is never written of it has no defined content: zeroes are written, too.
+    fn is_filled_whole(&self) -> bool {
+        false
+    }
 
     /// Bytes of the disk in a block, if every block is stored as a zlib stream (RFC 1950). Each
     /// conversion to the image compresses then, and writes by [`NewImage::write_packed`].

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 
 use crate::Result;
 use crate::drivers::{Preallocation, refused};
+use crate::storage::{Secret, Secrets, find_secret};
 
 /// The value of an option; its kind is that of
 /// [`CreateOption::kind`](crate::block::CreateOption::kind).
@@ -19,22 +20,42 @@ pub enum CreateValue {
     Switch(bool),
 }
 
-/// Values of options by name.
+/// Values of options by name, with the secrets that they name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CreateValues(Vec<(String, CreateValue)>);
+pub struct CreateValues {
+    list: Vec<(String, CreateValue)>,
+    secrets: Secrets,
+}
 
 impl CreateValues {
     /// With this value of the option `name`, instead of an earlier one.
     #[must_use]
     pub fn with(mut self, name: &str, value: CreateValue) -> Self {
-        self.0.retain(|(other, _)| other != name);
-        self.0.push((name.to_string(), value));
+        self.list.retain(|(other, _)| other != name);
+        self.list.push((name.to_string(), value));
         self
+    }
+
+    /// With the secrets that options name by their ids.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: Secrets) -> Self {
+        self.secrets = secrets;
+        self
+    }
+
+    /// The secret that an option names, if it was given.
+    ///
+    /// # Errors
+    /// If there is no secret with this id.
+    #[doc(hidden)]
+    pub fn secret(&self, name: &str) -> Result<Option<Secret>> {
+        let id = self.text(name).map(OsStr::to_string_lossy);
+        id.map(|id| find_secret(&self.secrets, &id)).transpose()
     }
 
     /// The value of an option, if it was given.
     pub fn get(&self, name: &str) -> Option<&CreateValue> {
-        let found = self.0.iter().find(|(other, _)| other == name);
+        let found = self.list.iter().find(|(other, _)| other == name);
         found.map(|(_, value)| value)
     }
 
@@ -48,12 +69,14 @@ impl CreateValues {
     }
 
     /// The text of an option that is a word.
-    pub(crate) fn word(&self, name: &str) -> Option<&str> {
+    #[doc(hidden)]
+    pub fn word(&self, name: &str) -> Option<&str> {
         self.text(name)?.to_str()
     }
 
     /// The size or the number that an option is.
-    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+    #[doc(hidden)]
+    pub fn number(&self, name: &str) -> Option<u64> {
         match self.get(name)? {
             CreateValue::Size(number) | CreateValue::Number(number) => Some(*number),
             _ => None,
@@ -64,7 +87,8 @@ impl CreateValues {
     ///
     /// # Errors
     /// If files have no such mode.
-    pub(crate) fn file_preallocation(&self) -> Result<Preallocation> {
+    #[doc(hidden)]
+    pub fn file_preallocation(&self) -> Result<Preallocation> {
         let Some(name) = self.word("preallocation") else {
             return Ok(Preallocation::Off);
         };

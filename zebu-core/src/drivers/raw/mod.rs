@@ -155,7 +155,8 @@ impl Raw {
     /// The part of `storage` from `offset` (None: its start) on, of `size`
     /// bytes (None: to its end). A length that is no multiple of 512 is rounded
     /// up, as QEMU does; the missing bytes read as zeroes.
-    pub(crate) fn part_of(
+    #[doc(hidden)]
+    pub fn part_of(
         storage: Arc<dyn Storage>,
         offset: Option<u64>,
         size: Option<u64>,
@@ -183,6 +184,14 @@ impl Raw {
             is_bare: false,
             flushes: Arc::default(),
         })
+    }
+
+    /// It reports no events of its format to the storage.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_events(mut self) -> Self {
+        self.is_bare = true;
+        self
     }
 
     /// Where the bytes are.

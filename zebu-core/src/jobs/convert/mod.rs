@@ -207,7 +207,7 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         }
         _ => {}
     }
-    if matches!(target, Target::New(_)) && !options.above_backing {
+    if target.reads_as_zeroes() && !options.above_backing {
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);

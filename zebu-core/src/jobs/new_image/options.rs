@@ -7,6 +7,7 @@ use crate::block::{CreateOption, Format, OptionKind};
 use crate::drivers::{CreateValue, CreateValues};
 use crate::names::{SizeError, parse_integer, parse_size, parse_switch, split_list};
 use crate::printable;
+use crate::storage::Secrets;
 
 /// The options that are file names, of any bytes. The others are UTF-8.
 const NAMES: [&str; 2] = ["backing_file", "data_file"];
@@ -15,6 +16,7 @@ const NAMES: [&str; 2] = ["backing_file", "data_file"];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CreateOptions {
     list: Vec<(String, OsString)>,
+    secrets: Secrets,
 }
 
 impl CreateOptions {
@@ -51,6 +53,13 @@ impl CreateOptions {
         Ok(options)
     }
 
+    /// With the secrets that options name by their ids.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: Secrets) -> Self {
+        self.secrets = secrets;
+        self
+    }
+
     /// Sets an option, as if it were given last.
     pub fn set(&mut self, key: &str, value: impl Into<OsString>) {
         self.list.push((key.to_string(), value.into()));
@@ -79,7 +88,7 @@ impl CreateOptions {
 
     /// The values of the options.
     pub fn values(&self, format: Format) -> CreateValues {
-        let mut values = CreateValues::default();
+        let mut values = CreateValues::default().with_secrets(self.secrets.clone());
         for option in format.create_options() {
             let name = option.name;
             let value = match option.kind {

@@ -81,7 +81,7 @@ pub fn convert_stream<G: IntoControlFlow>(
         }
         _ => {}
     }
-    if matches!(target, Target::New(_) | Target::Stream(_)) {
+    if target.reads_as_zeroes() || matches!(target, Target::Stream(_)) {
         options.zero_from = Some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
