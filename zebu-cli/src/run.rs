@@ -10,12 +10,13 @@ use crate::commands::{self, completions};
 use crate::output::{self, printed};
 use crate::program::closest::closest;
 use crate::program::{
-    Context, Failure, Outcome, descriptors, file_limit, next_step, signals, trace, unrecognized,
-    version,
+    Context, Failure, Outcome, descriptors, file_limit, next_step, process, signals, trace,
+    unrecognized, version,
 };
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
+    process::hide_secrets();
     file_limit::make_an_error();
     descriptors::allow_all();
     signals::catch_progress_requests();

@@ -1,4 +1,4 @@
-//! What crates above this one register: formats and protocols.
+//! What crates above this one register: formats, protocols, encryption inside images.
 //!
 //! This crate declares functions that a program has once: the crate `zebu` defines them by [`register!`], and so
 //! do the tests of crates that are linked without it. It is as with a global allocator: a program in which they
@@ -9,7 +9,7 @@
 #[doc(hidden)]
 #[macro_export]
 macro_rules! register {
-    (formats: [$($formats:expr),* $(,)?], protocols: $protocols:expr $(,)?) => {
+    (formats: [$($formats:expr),* $(,)?], protocols: $protocols:expr, encryption: $encryption:expr $(,)?) => {
         const _: () = {
             // SAFETY: `linked!` of zebu-core declares them with these types, and nothing else has these
             // names.
@@ -22,6 +22,11 @@ macro_rules! register {
             #[unsafe(no_mangle)]
             fn __zebu_core_0_1_protocols() -> &'static [&'static $crate::parts::protocols::Driver] {
                 $protocols
+            }
+            // SAFETY: as above.
+            #[unsafe(no_mangle)]
+            fn __zebu_core_0_1_encryption() -> &'static [&'static dyn $crate::parts::drivers::Encryption] {
+                $encryption
             }
         };
     };

@@ -18,13 +18,17 @@ mod split;
 use std::fmt::Debug;
 
 use thiserror::Error;
-use zebu_core::parts::drivers::Driver;
 use zebu_core::parts::drivers::structures::{LuksCipher, LuksHash, LuksMode};
+use zebu_core::parts::drivers::{Driver, Encryption};
 use zebu_core::parts::filters::{Code, Content, Filter};
 
 /// The formats, for the crate `zebu` to register.
 #[doc(hidden)]
 pub static FORMATS: &[&Driver] = &[&luks::DRIVER];
+
+/// Encryption inside images, for the crate `zebu` to register.
+#[doc(hidden)]
+pub static ENCRYPTION: &[&dyn Encryption] = &[&luks::InImage];
 
 /// What the module `block` of `zebu` has of it.
 pub mod block {
@@ -55,7 +59,7 @@ pub enum CryptError {
 }
 
 #[cfg(test)]
-zebu_core::register!(formats: [FORMATS], protocols: &[]);
+zebu_core::register!(formats: [FORMATS], protocols: &[], encryption: ENCRYPTION);
 
 /// What encrypts sectors. Shared by threads.
 pub trait Cipher: Debug + Send + Sync {

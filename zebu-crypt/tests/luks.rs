@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use zebu_core::parts::drivers::structures::{LUKS_HEADER_BYTES, LuksHeader, LuksSlot};
 use zebu_crypt::{Cipher, MasterKey, material_bytes, protect, unlock};
 
-zebu_core::register!(formats: [zebu_crypt::FORMATS], protocols: &[]);
+zebu_core::register!(formats: [zebu_crypt::FORMATS], protocols: &[], encryption: zebu_crypt::ENCRYPTION);
 
 /// Of a slot in a header: where it is, and its bytes.
 const SLOTS: usize = 208;

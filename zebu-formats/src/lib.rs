@@ -41,7 +41,7 @@ use zebu_core::parts::{
 use zebu_core::{Error, Result};
 
 #[cfg(test)]
-zebu_core::register!(formats: [FORMATS], protocols: &[]);
+zebu_core::register!(formats: [FORMATS], protocols: &[], encryption: &[]);
 
 /// The formats, in the order of probing, for the crate `zebu` to register.
 #[doc(hidden)]

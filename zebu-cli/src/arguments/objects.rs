@@ -3,17 +3,18 @@
 //! They hold for every image that the program opens.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use zebu::block::{Objects, Secret, ThrottleGroup, ThrottleLimits};
+use zebu::block::{Objects, Passphrases, Secret, ThrottleGroup, ThrottleLimits};
 use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
+use zeroize::Zeroizing;
 
 use crate::output::Shown;
-use crate::program::{Context, Failure};
+use crate::program::{Context, Failure, ask, process};
 
 /// The names of the files in the folder of an object.
 const IN_FOLDERS: [&str; 7] = [
@@ -49,7 +50,11 @@ pub fn files(context: &Context) -> Vec<PathBuf> {
 /// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu`, `secret,id=ID,file=FILE` or
 /// `throttle-group,id=ID,limits.iops-total=100`, or the same as JSON.
 pub fn add(context: &Context, text: &OsStr) -> Result<(), Failure> {
-    let wrong = |why: String| Failure::new(format!("--object {}: {why}", text.shown()));
+    let wrong = |why: String| match is_secret(text) {
+        // Without the text, which may have it.
+        true => Failure::new(why),
+        false => Failure::new(format!("--object {}: {why}", text.shown())),
+    };
     let members = members(text).map_err(wrong)?;
     let mut kept = context.objects.borrow_mut();
     // The options of one command may be processed more than once.
@@ -88,9 +93,14 @@ pub fn add_for_image(context: &Context, text: &OsStr) -> Result<bool, Failure> {
     }
 }
 
-/// All of them.
+/// All of them. A person at a terminal is asked for passphrases that no secret gives, but under no name of QEMU.
 pub fn all(context: &Context) -> Objects {
-    context.objects.borrow().clone()
+    let ask = Passphrases::new(|image| {
+        process::keep_out_of_core_dumps();
+        ask::passphrase(image)
+    });
+    let ask = (context.role == "zebu").then_some(ask);
+    context.objects.borrow().clone().passphrases(ask)
 }
 
 /// Limits that nodes keep to together.
@@ -119,38 +129,69 @@ fn throttle_group(members: Members) -> Result<(String, ThrottleGroup), String> {
     Ok((id, group))
 }
 
-/// A secret, which is in a file: the arguments of a command are seen by all users.
+/// A secret, in QEMU's words if it is none.
 fn secret(context: &Context, members: Members) -> Result<(String, Secret), String> {
-    let (mut id, mut file, mut is_base64) = (None, None, false);
+    let (mut id, mut file, mut data, mut is_base64) = (None, None, None, false);
     for (key, value) in members.rest {
         match (&*key, value.to_str()) {
             ("file", _) => file = Some(value),
             ("id", Some(value)) => id = Some(value.to_owned()),
             ("format", Some("raw")) => is_base64 = false,
             ("format", Some("base64")) => is_base64 = true,
-            ("data", _) => return Err("zebu takes secrets from files only (file=FILE)".into()),
-            _ => return Err(format!("no option '{key}' is part of this version")),
+            ("format", _) => {
+                let value = value.to_string_lossy();
+                return Err(format!(
+                    "Parameter 'format' does not accept value '{value}'"
+                ));
+            }
+            ("data", _) => data = Some(Zeroizing::new(value.into_vec())),
+            ("keyid" | "iv", _) => {
+                return Err(format!("no option '{key}' is part of this version"));
+            }
+            _ => return Err(format!("Parameter '{key}' is unexpected")),
         }
     }
     let id = id.ok_or("Parameter 'id' is missing")?;
-    let file = file.ok_or("Parameter 'file' is missing")?;
-    let text = read_secret(Path::new(&file), is_base64)?;
-    note_file(context, Path::new(&file));
-    Ok((id, Secret::new(text)))
+    let secret = match (file, data) {
+        (Some(_), Some(_)) => return Err("'file' and 'data' are mutually exclusive".into()),
+        (None, None) => return Err("Either 'file' or 'data' must be provided".into()),
+        (None, Some(data)) => Secret::new(text_of(data.to_vec(), is_base64, &id)?),
+        (Some(file), None) => {
+            note_file(context, Path::new(&file));
+            read_secret(Path::new(&file), is_base64, &id)?
+        }
+    };
+    // No file of a crash has it.
+    process::keep_out_of_core_dumps();
+    Ok((id, secret))
 }
 
-/// The text of a file, without a line feed at its end.
-fn read_secret(file: &Path, is_base64: bool) -> Result<String, String> {
-    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.shown());
-    let bytes = std::fs::read(file).map_err(|e| wrong(&zebu::strerror(&e)))?;
+/// Whether an object may be a secret, whose text is not shown.
+pub fn is_secret(text: &OsStr) -> bool {
+    let is_there = |word: &[u8]| {
+        text.as_bytes()
+            .windows(word.len())
+            .any(|found| found == word)
+    };
+    is_there(b"secret")
+}
+
+/// The text of a secret.
+fn text_of(bytes: Vec<u8>, is_base64: bool, id: &str) -> Result<String, String> {
     let bytes = match is_base64 {
         true => BASE64_STANDARD
             .decode(bytes.trim_ascii())
-            .map_err(|_| wrong(&"it is not base64"))?,
+            .map_err(|_| "Base64 data contains invalid characters")?,
         false => bytes,
     };
-    let text = String::from_utf8(bytes).map_err(|_| wrong(&"it is not UTF-8"))?;
-    Ok(text.strip_suffix('\n').map_or(text.clone(), Into::into))
+    String::from_utf8(bytes).map_err(|_| format!("Data from secret {id} is not valid UTF-8"))
+}
+
+/// The text of a file.
+fn read_secret(file: &Path, is_base64: bool, id: &str) -> Result<Secret, String> {
+    let bytes = std::fs::read(file);
+    let bytes = bytes.map_err(|e| format!("{}: {}", file.shown(), zebu::strerror(&e)))?;
+    text_of(bytes, is_base64, id).map(Secret::of_file)
 }
 
 /// Credentials for TLS of a client.
@@ -412,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_in_files() {
+    fn secrets_are_in_files_or_in_the_option() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("s");
         let of = |text: String| secret(&Context::new(None), members(OsStr::new(&text))?);
@@ -429,9 +470,12 @@ mod tests {
             let text = secret.ok().map(|(_, secret)| secret.reveal().to_owned());
             assert_eq!(text.as_deref(), expected, "{content:?}{format}");
         }
+        let (_, given) = of("secret,id=s,data=YQ==,format=base64".into()).unwrap();
+        assert_eq!(given.reveal(), "a");
         for text in [
             "secret,id=s",
-            "secret,id=s,data=abc",
+            "secret,data=abc",
+            "secret,id=s,data=abc,file=/nowhere",
             "secret,id=s,file=/nowhere",
         ] {
             assert!(of(text.into()).is_err(), "{text}");

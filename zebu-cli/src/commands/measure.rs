@@ -214,10 +214,13 @@ fn measured_as((format, options): &(Format, CreateOptions)) -> Result<MeasureTar
         export_format(*format, options, false).map_err(fail)?;
         return Ok(MeasureTarget::Raw);
     }
-    if options.get("encrypt.format") == Some("luks") {
-        // It says that there is no encryption.
-        export_format(*format, options, false).map_err(fail)?;
-    }
+    let encryption = match options.get("encrypt.format") {
+        Some("luks") => match export_format(*format, options, false).map_err(fail)? {
+            ExportFormat::Qcow2 { image, .. } => Qcow2Target::from(&*image).encryption,
+            _ => 0,
+        },
+        _ => 0,
+    };
     match options.get("compat") {
         None | Some("0.10" | "1.1") => {}
         Some(other) => {
@@ -249,7 +252,9 @@ fn measured_as((format, options): &(Format, CreateOptions)) -> Result<MeasureTar
     else {
         return Ok(MeasureTarget::Raw);
     };
-    let target = Qcow2Target::from(&*image).version(Qcow2Target::from(&*plain).version);
+    let target = Qcow2Target::from(&*image)
+        .version(Qcow2Target::from(&*plain).version)
+        .encryption(encryption);
     let backing = options.value("backing_file").is_some();
     Ok(MeasureTarget::Qcow2(target.backing(backing)))
 }

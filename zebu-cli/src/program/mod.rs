@@ -4,12 +4,14 @@
 //! and `closest` for what to do then. `signals`, `descriptors` and `file_limit` are what the process has of
 //! the system.
 
+pub mod ask;
 pub mod closest;
 pub mod context;
 pub mod descriptors;
 pub mod failure;
 pub mod file_limit;
 pub mod next_step;
+pub mod process;
 pub mod signals;
 pub mod trace;
 

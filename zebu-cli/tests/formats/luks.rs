@@ -303,6 +303,57 @@ fn the_chain_of_an_overlay_has_its_own_secret() {
     assert!(!read.out.contains("failed"), "{read:?}");
 }
 
+/// A line feed at the end of a secret's file belongs to the passphrase, as in QEMU; and a secret may be an option,
+/// which no other user sees.
+#[test]
+fn secrets_are_those_of_qemu_and_are_hidden() {
+    let lab = Lab::with_secrets();
+    fs::write(lab.path("line"), "a passphrase\n").unwrap();
+    let line = ["--object", "secret,id=s,file=line"];
+    let create = [
+        "create",
+        "-q",
+        "-f",
+        "luks",
+        line[0],
+        line[1],
+        "-o",
+        "key-secret=s,iter-time=10",
+        "x.luks",
+        "1M",
+    ];
+    lab.zebu(&create).ok("create");
+    let map = |secret: &str| {
+        let args = [
+            "map",
+            "--output=json",
+            "--object",
+            secret,
+            "--image-opts",
+            DISK,
+        ];
+        let (ours, theirs) = (lab.zebu(&args), lab.qemu_img(&args));
+        assert_eq!(ours.status, theirs.status, "{secret}: {ours:?} {theirs:?}");
+        ours.status
+    };
+    assert_eq!(map("secret,id=s,file=line"), 0);
+    assert_eq!(map("secret,id=s,file=pass"), 1);
+    assert_eq!(map("secret,id=s,data=a passphrase"), 1);
+    assert_eq!(
+        map("secret,id=s,format=base64,data=YSBwYXNzcGhyYXNlCg=="),
+        0
+    );
+    let seen = lab.shell(
+        r#"mkfifo image; "$0" map --object secret,id=s,data=hidden-text image &
+        sleep 1; tr '\0' ' ' < /proc/$!/cmdline; echo > image; wait; exit 0"#,
+    );
+    assert!(
+        seen.out.contains("map --object secret,id=s,data=xxx"),
+        "{seen:?}"
+    );
+    assert!(!seen.out.contains("hidden"), "{seen:?}");
+}
+
 /// No file has what is on an encrypted disk.
 #[test]
 fn no_plain_text_is_left() {

@@ -766,9 +766,7 @@ fn unsupported_features_are_refused_by_name() {
     }
     let lab = lab();
     for (args, name) in [
-        (&["-o", "encryption=on"][..], "encryption"),
-        (&["-o", "encrypt.format=luks"], "encrypt.format"),
-        (&["-c", "-o", "data_file=d"], "data file"),
+        (&["-c", "-o", "data_file=d"][..], "data file"),
         (&["--object", "secret,id=a"], "object"),
     ] {
         let all: Vec<&str> = [&["convert", "-O", "qcow2"], args, &["x.qcow2", "out"]].concat();

@@ -394,25 +394,6 @@ fn refusals() {
     }
 }
 
-#[test]
-fn encryption_options_are_refused_by_name() {
-    if beyond_qemu("it can encrypt") {
-        return;
-    }
-    let lab = lab();
-    for option in [
-        "encryption=on",
-        "encrypt.format=luks",
-        "encrypt.key-secret=s",
-    ] {
-        let answer = lab.zebu(&["create", "-q", "-f", "qcow2", "-o", option, "x", "1M"]);
-        answer.failed_with_one_line(1, option);
-        let name = option.split('=').next().expect("a name");
-        assert!(answer.err.contains(name), "{answer:#?}");
-        assert!(!lab.path("x").exists());
-    }
-}
-
 /// A mistaken command must not destroy an image that a virtual machine uses.
 #[test]
 fn an_image_in_use_is_not_overwritten() {

@@ -7,6 +7,7 @@ mod commit;
 mod convert_qcow2;
 mod create;
 mod data_file;
+mod encryption;
 mod measure;
 mod measure_options;
 mod options;

@@ -43,6 +43,7 @@ pub(crate) use device::Stamped;
 pub use device::{Device, Layer};
 pub use extents::Extents;
 pub use hooks::{ChangeHook, HookFuture};
+pub(crate) use open::JustMade;
 pub use open::{Length, OpenOptions, Policy, Storages};
 pub use remote::{Remote, RemoteRequest};
 pub use shared::{InUse, SharedDevice};

@@ -16,11 +16,11 @@
 //! - `guess`, `signature`, `open`, `options`, `limits`: from a file to an open image;
 //! - `create/`: new images; `preallocate`: space for what is added; `stream/`: images in order;
 //! - `cache`, `epoch`, `wait`, `sync`, `bits`: what threads share;
-//! - `commits`, `inflate`: what formats share.
+//! - `commits`, `inflate`, `encryption`: what formats share.
 //!
-//! Nothing is decrypted yet. docs/design.md says where that belongs: keyed by host offset (LUKS) in a
-//! storage over another one; keyed by guest offset (the AES method of qcow2) where [`Mapping::Data`] is
-//! read and written. The map step does not change by it.
+//! Encryption that is keyed by host offset (LUKS) is a filter over the file with the data: the map step does not
+//! change by it. One that is keyed by guest offset (the AES method of qcow2) would stand where [`Mapping::Data`] is
+//! read and written.
 
 mod any;
 mod below;
@@ -30,6 +30,7 @@ pub(crate) mod cache;
 mod check;
 mod commits;
 mod create;
+mod encryption;
 mod epoch;
 mod extent;
 mod format;
@@ -71,6 +72,7 @@ pub use create::{
     Making, begin_file, check_inside, make_valid, random_uuid, refuse_empty, seconds_since,
     too_large, write_table,
 };
+pub use encryption::{Encryption, NewEncryption, OpenEncryption};
 pub use epoch::{Epochs, Stay};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind, OtherForm};

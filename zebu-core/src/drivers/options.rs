@@ -37,6 +37,8 @@ pub struct Qcow2Opening {
     pub write: WriteOptions,
     /// Its last cluster must be complete.
     pub whole_clusters: bool,
+    /// How it must be encrypted (`encrypt.format`).
+    pub encryption: Option<String>,
     /// It is a new image, whose header is to have this version when it is finished.
     pub unfinished: Option<u32>,
 }

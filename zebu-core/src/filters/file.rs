@@ -20,6 +20,8 @@ pub struct FilteredFile {
     properties: Properties,
     /// One request at a time makes a file longer whose filter changes bytes.
     growth: Arc<Gate>,
+    /// What is left out of a new part of the file reads as zeroes.
+    fills_gaps: bool,
     /// Of a filter with a unit.
     blocks: Option<Blocks>,
 }
@@ -27,7 +29,18 @@ pub struct FilteredFile {
 impl FilteredFile {
     /// `filter` over `file`.
     pub fn new(filter: Arc<dyn Filter>, file: Arc<dyn Storage>) -> Self {
+        Self::of(filter, file, true)
+    }
+
+    /// The same for an image that knows which parts of its file have data: nothing is written that was not
+    /// asked for, and what is left out of a new part of the file is not defined.
+    pub fn with_gaps(filter: Arc<dyn Filter>, file: Arc<dyn Storage>) -> Self {
+        Self::of(filter, file, false)
+    }
+
+    fn of(filter: Arc<dyn Filter>, file: Arc<dyn Storage>, fills_gaps: bool) -> Self {
         FilteredFile {
+            fills_gaps,
             properties: Properties {
                 // The file below has its own, which are kept there.
                 alignment: Alignment {
@@ -137,7 +150,7 @@ async fn grow<'a>(
 async fn perform(
     filter: &dyn Filter,
     file: &File,
-    growth: &Gate,
+    growth: Option<&Gate>,
     queue: &Queue,
     kind: OpKind,
     range: Range<u64>,
@@ -145,7 +158,10 @@ async fn perform(
 ) -> Result<usize> {
     let over = Over { queue, below: file };
     let offset = range.start;
-    let _pass = grow(filter, over, growth, kind, &range).await?;
+    let _pass = match growth {
+        Some(growth) => grow(filter, over, growth, kind, &range).await?,
+        None => None,
+    };
     match (kind, iov) {
         (OpKind::Extent, Some(iov)) => {
             let mut found = storage::extent(&*file.0, queue, offset).await?;
@@ -211,13 +227,14 @@ unsafe impl Storage for FilteredFile {
         let growth = self.growth.clone();
         let (queue, iov) = (queue.for_image_below(), memory.cloned());
         let range = offset..offset.saturating_add(length);
-        let is_longer = range.end > filter.length(file.size());
+        let is_longer = self.fills_gaps && range.end > filter.length(file.size());
+        let growth = self.fills_gaps.then_some(growth);
         let work = async move |queue: Queue| {
-            let done = perform(&*filter, &file, &growth, &queue, kind, range, iov);
+            let done = perform(&*filter, &file, growth.as_deref(), &queue, kind, range, iov);
             done.await.map_err(io_error)
         };
         match kind {
-            OpKind::SetLength => {}
+            OpKind::SetLength if self.fills_gaps => {}
             OpKind::Write | OpKind::WriteDurable | OpKind::Allocate if is_longer => {}
             _ => return Started::later(async move { work(queue).await }),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Target;
-use crate::block::{Device, OpenOptions, Preallocation, Storages};
+use crate::block::{Device, JustMade, OpenOptions, Preallocation, Storages};
 use crate::drivers::qcow2::create as qcow2;
 use crate::drivers::raw::create as raw;
 use crate::drivers::{Filling, Format, ImagePlan, Making, NewImage, begin_file};
@@ -71,12 +71,11 @@ pub fn begin_image(
                 .format(Some(Format::QCOW2))
                 .write(true);
             let files = Storages::new(files[0].clone()).data(files.get(1).cloned());
-            Target::Image(Device::from_unfinished(
-                queue,
-                files,
-                &options,
-                Some(version),
-            )?)
+            let made = JustMade {
+                unfinished: Some(version),
+                key: plan.key().cloned(),
+            };
+            Target::Image(Device::from_made(queue, files, &options, made)?)
         }
     })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Source;
 use crate::Result;
-use crate::block::{Device, ImageSpec, OpenOptions, OpenedFile};
+use crate::block::{Device, ImageSpec, JustMade, OpenOptions, OpenedFile};
 use crate::storage::{Queue, Storage};
 
 impl Device {
@@ -71,10 +71,10 @@ impl Device {
         options: &OpenOptions,
         file: &OpenedFile,
         data: Option<Arc<dyn Storage>>,
-        unfinished: Option<u32>,
+        made: JustMade,
     ) -> Result<Device> {
         options.policy.check_source(source)?;
         let spec = source.resolve(None, options.format)?;
-        Device::open_over(queue, spec, options, file, data, unfinished).await
+        Device::open_over(queue, spec, options, file, data, made).await
     }
 }

@@ -29,9 +29,11 @@ options! {
     }
 }
 
+type Ask = dyn Fn(&OsStr) -> Option<Secret> + Send + Sync;
+
 /// What is asked for a passphrase, with the name of the image's file: a person, a service for keys.
 #[derive(Clone)]
-pub struct Passphrases(Arc<dyn Fn(&OsStr) -> Option<Secret> + Send + Sync>);
+pub struct Passphrases(Arc<Ask>);
 
 impl Passphrases {
     /// Asks this function. None: there is no passphrase. It may be called by any thread, and blocks it.

@@ -99,7 +99,9 @@ pub struct VpcOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct EncryptionOptions {
-    /// `key-secret`: the id of the secret that unlocks it.
+    /// `encrypt.format`: how an image is encrypted that has another format.
+    pub format: Option<String>,
+    /// `key-secret` or `encrypt.key-secret`: the id of the secret that unlocks it.
     pub key_secret: Option<String>,
 }
 
@@ -239,8 +241,10 @@ impl VpcOptions {
 
 impl EncryptionOptions {
     pub(super) fn take(options: &mut OptionSet) -> EncryptionOptions {
+        let of_container = options.take_string("key-secret");
         EncryptionOptions {
-            key_secret: options.take_string("key-secret"),
+            format: options.take_string("encrypt.format"),
+            key_secret: of_container.or_else(|| options.take_string("encrypt.key-secret")),
         }
     }
 }

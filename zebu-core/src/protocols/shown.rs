@@ -28,6 +28,7 @@ impl FileSpec {
 /// that is known.
 pub fn object(mut members: Vec<(String, String)>) -> String {
     const ORDER: &[&str] = &[
+        "encrypt.key-secret",
         "force_size_calc",
         "data-file",
         "backing",
@@ -104,7 +105,7 @@ impl ImageSpec {
         match (&self.file.driver, self.format) {
             _ if self.bare => self.file.plain_name(),
             _ if self.options.vpc.size != VhdSize::ByCreator => None,
-            _ if self.options.encryption.key_secret.is_some() => None,
+            _ if self.options.encryption != Default::default() => None,
             // The format over another one is never guessed.
             (FileDriver::Image(_), _) => None,
             (_, Some(format)) if format != Format::RAW => self.file.plain_name(),
@@ -126,6 +127,10 @@ impl ImageSpec {
         };
         let key_secret = self.options.encryption.key_secret.as_ref();
         let key_secret = key_secret.map(|id| json_string(id.as_bytes()));
+        let key_name = match self.format == Some(Format::QCOW2) {
+            true => "encrypt.key-secret",
+            false => "key-secret",
+        };
         let mut members = vec![
             ("driver", format!("\"{}\"", self.format_name())),
             ("file", self.file.json()),
@@ -138,7 +143,7 @@ impl ImageSpec {
             ("offset", raw.offset_json.as_deref()),
             ("size", raw.size_json.as_deref()),
             ("force_size_calc", vhd_size),
-            ("key-secret", key_secret.as_deref()),
+            (key_name, key_secret.as_deref()),
         ];
         members.extend(
             given

@@ -3,21 +3,48 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use zeroize::Zeroizing;
+
 use crate::{Error, Result};
 
-/// A password, a token or a cookie, which is not printed.
+/// A password, a token or a cookie, which is not printed, and is wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret {
+    text: Zeroizing<String>,
+    /// A line feed follows in its file.
+    has_line_end: bool,
+}
 
 impl Secret {
     /// This text.
     pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+        Secret {
+            text: Zeroizing::new(text.into()),
+            has_line_end: false,
+        }
+    }
+
+    /// The content of a file. A line feed at its end is part of the passphrase of an image, as in QEMU, and not
+    /// of a password.
+    pub fn of_file(content: impl Into<String>) -> Secret {
+        let mut text = Zeroizing::new(content.into());
+        let has_line_end = text.ends_with('\n');
+        if has_line_end {
+            text.pop();
+        }
+        Secret { text, has_line_end }
+    }
+
+    /// The passphrase of an image.
+    #[doc(hidden)]
+    pub fn passphrase(&self) -> Zeroizing<Vec<u8>> {
+        let end: &[u8] = if self.has_line_end { b"\n" } else { b"" };
+        Zeroizing::new([self.text.as_bytes(), end].concat())
     }
 
     /// The text.
     pub fn reveal(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 

@@ -8,8 +8,8 @@ use zebu_core::parts::drivers::structures::{
     LUKS_HEADER_BYTES, LuksAlgorithm, LuksCipher, LuksHash, LuksHeader, LuksIvGenerator, LuksMode,
 };
 use zebu_core::parts::drivers::{
-    BoxFuture, CreateOption, CreateValues, ImagePlan, Making, NewImage, OptionKind, PlanRequest,
-    Preallocation, check_inside, make_valid, random_uuid, refused, too_large,
+    BoxFuture, CreateOption, CreateValues, ImagePlan, Making, NewEncryption, NewImage, OptionKind,
+    PlanRequest, Preallocation, check_inside, make_valid, random_uuid, refused, too_large,
 };
 use zebu_core::parts::filters::FilteredFile;
 use zebu_core::parts::storage::{self, Iov, LockRequest, Secret};
@@ -74,22 +74,26 @@ struct Kind {
 }
 
 impl Kind {
-    fn of(options: &CreateValues) -> Result<Kind> {
+    fn of(options: Named<'_>) -> Result<Kind> {
         let cipher = match options.word("cipher-alg") {
             None => cipher("aes-256"),
             Some(name) => cipher(name),
         };
-        let cipher = cipher.ok_or_else(|| unknown(options, "cipher-alg"))?;
-        let mode = find(options, "cipher-mode", LuksMode::find)?.unwrap_or(LuksMode::Xts);
-        let hash = find(options, "hash-alg", LuksHash::find)?.unwrap_or(LuksHash::Sha256);
-        let iv_hash = find(options, "ivgen-hash-alg", LuksHash::find)?;
+        let cipher = cipher.ok_or_else(|| options.unknown("cipher-alg"))?;
+        let mode = options
+            .find("cipher-mode", LuksMode::find)?
+            .unwrap_or(LuksMode::Xts);
+        let hash = options
+            .find("hash-alg", LuksHash::find)?
+            .unwrap_or(LuksHash::Sha256);
+        let iv_hash = options.find("ivgen-hash-alg", LuksHash::find)?;
         let iv = match options.word("ivgen-alg") {
             None | Some("plain64") => LuksIvGenerator::Plain64,
             Some("plain") => LuksIvGenerator::Plain,
             Some("essiv") => LuksIvGenerator::Essiv(iv_hash.unwrap_or(LuksHash::Sha256)),
-            Some(_) => return Err(unknown(options, "ivgen-alg")),
+            Some(_) => return Err(options.unknown("ivgen-alg")),
         };
-        let time = match options.number("iter-time") {
+        let time = match options.values.number(&options.name("iter-time")) {
             None => TIME,
             Some(time) => time,
         };
@@ -150,27 +154,40 @@ fn cipher(name: &str) -> Option<LuksCipher> {
     (algorithm.takes_key(key_bytes) && cipher.to_string() == name).then_some(cipher)
 }
 
-/// The value of an option by its name.
-fn find<T>(
-    options: &CreateValues,
-    option: &str,
-    find: fn(&[u8]) -> Option<T>,
-) -> Result<Option<T>> {
-    let Some(name) = options.word(option) else {
-        return Ok(None);
-    };
-    match find(name.as_bytes()) {
-        None => Err(unknown(options, option)),
-        found => Ok(found),
-    }
+/// The values of options whose names begin alike.
+#[derive(Clone, Copy)]
+pub(super) struct Named<'a> {
+    pub values: &'a CreateValues,
+    pub prefix: &'static str,
 }
 
-/// The error of a name that an option does not have.
-fn unknown(options: &CreateValues, option: &str) -> zebu_core::Error {
-    let name = options.word(option).unwrap_or_default();
-    refused(format!(
-        "Parameter '{option}' does not accept value '{name}'"
-    ))
+impl<'a> Named<'a> {
+    fn name(self, option: &str) -> String {
+        format!("{}{option}", self.prefix)
+    }
+
+    fn word(self, option: &str) -> Option<&'a str> {
+        self.values.word(&self.name(option))
+    }
+
+    /// The value of an option by its name.
+    fn find<T>(self, option: &str, find: fn(&[u8]) -> Option<T>) -> Result<Option<T>> {
+        let Some(name) = self.word(option) else {
+            return Ok(None);
+        };
+        match find(name.as_bytes()) {
+            None => Err(self.unknown(option)),
+            found => Ok(found),
+        }
+    }
+
+    /// The error of a name that an option does not have.
+    fn unknown(self, option: &str) -> zebu_core::Error {
+        let name = self.word(option).unwrap_or_default();
+        refused(format!(
+            "Parameter '{option}' does not accept value '{name}'"
+        ))
+    }
 }
 
 fn failed(error: CryptError) -> zebu_core::Error {
@@ -199,33 +216,28 @@ fn uuid() -> Result<String> {
     Ok(parts.join("-"))
 }
 
+/// A new header, with the passphrase of its first slot.
 #[derive(Debug)]
-struct Plan {
-    size: u64,
+pub(super) struct NewHeader {
     kind: Kind,
     secret: Secret,
-    preallocation: Preallocation,
 }
 
-pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
-    let options = request.options;
-    let secret = options.secret("key-secret")?;
-    let secret = secret.ok_or_else(super::no_key)?;
-    let kind = Kind::of(options)?;
-    let size = request.size.checked_next_multiple_of(SECTOR);
-    let size = size.filter(|size| {
-        size.checked_add(u64::from(u32::MAX) * SECTOR)
-            .is_some_and(|end| end <= i64::MAX as u64)
-    });
-    Ok(Box::new(Plan {
-        size: size.ok_or_else(|| too_large("The requested file size is too large"))?,
-        kind,
-        secret,
-        preallocation: options.file_preallocation()?,
-    }))
-}
+impl NewHeader {
+    pub(super) fn of(options: Named<'_>) -> Result<Self> {
+        let secret = options.values.secret(&options.name("key-secret"))?;
+        Ok(NewHeader {
+            secret: secret.ok_or_else(|| super::no_key(options.prefix))?,
+            kind: Kind::of(options)?,
+        })
+    }
 
-impl Plan {
+    /// Where the payload starts, in bytes from the header.
+    fn payload_offset(&self) -> u64 {
+        let (_, payload) = LuksHeader::new_slots(self.kind.key_bytes());
+        u64::from(payload) * SECTOR
+    }
+
     /// The header with one slot, and its key material.
     fn seal(&self, key: &MasterKey) -> Result<(LuksHeader, Vec<u8>)> {
         let mut header = self.kind.header(key)?;
@@ -235,10 +247,59 @@ impl Plan {
         slot.salt = *random_salt()?;
         slot.iterations = iterations(self.kind.hash, length, self.kind.time).map_err(failed)?;
         let random = random(material_bytes(&header))?;
-        let passphrase = self.secret.reveal().as_bytes();
-        let material = protect(&header, &header.slots[0], key, passphrase, random);
+        let passphrase = self.secret.passphrase();
+        let material = protect(&header, &header.slots[0], key, &passphrase, random);
         Ok((header, material.map_err(failed)?))
     }
+
+    /// A new key.
+    fn key(&self) -> Result<MasterKey> {
+        let mut bytes = random(self.kind.key_bytes() as usize)?;
+        Ok(MasterKey::new(std::mem::take(&mut *bytes)))
+    }
+}
+
+impl NewEncryption for NewHeader {
+    fn length(&self) -> u64 {
+        self.payload_offset()
+    }
+
+    fn header(&self) -> Result<Vec<u8>> {
+        let (header, material) = self.seal(&self.key()?)?;
+        let mut bytes = header.encode().to_vec();
+        bytes.resize(header.slots[0].key_offset() as usize, 0);
+        bytes.extend(material);
+        Ok(bytes)
+    }
+
+    fn secret(&self) -> &Secret {
+        &self.secret
+    }
+}
+
+#[derive(Debug)]
+struct Plan {
+    size: u64,
+    new: NewHeader,
+    preallocation: Preallocation,
+}
+
+pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
+    let new = NewHeader::of(Named {
+        values: request.options,
+        prefix: "",
+    })?;
+    let is_possible = |size: &u64| {
+        let end = size.checked_add(new.payload_offset());
+        end.is_some_and(|end| end <= i64::MAX as u64)
+    };
+    let size = request.size.checked_next_multiple_of(SECTOR);
+    let size = size.filter(is_possible);
+    Ok(Box::new(Plan {
+        size: size.ok_or_else(|| too_large("The requested file size is too large"))?,
+        new,
+        preallocation: request.options.file_preallocation()?,
+    }))
 }
 
 impl ImagePlan for Plan {
@@ -254,13 +315,16 @@ impl ImagePlan for Plan {
         LockRequest::CREATE
     }
 
+    fn key(&self) -> Option<&Secret> {
+        Some(&self.new.secret)
+    }
+
     fn is_filled_whole(&self) -> bool {
         true
     }
 
     fn overhead(&self) -> Option<u64> {
-        let (_, payload) = LuksHeader::new_slots(self.kind.key_bytes());
-        Some(u64::from(payload) * SECTOR)
+        Some(self.new.payload_offset())
     }
 
     fn compression(&self) -> Option<zebu_core::parts::codec::Compression> {
@@ -281,10 +345,8 @@ impl ImagePlan for Plan {
     ) -> BoxFuture<'a, Result<Box<dyn NewImage>>> {
         Box::pin(async move {
             let [file] = <[_; 1]>::try_from(files).expect("the image's own file");
-            let key = MasterKey::new(std::mem::take(
-                &mut *random(self.kind.key_bytes() as usize)?,
-            ));
-            let (header, material) = self.seal(&key)?;
+            let key = self.new.key()?;
+            let (header, material) = self.new.seal(&key)?;
             let start = header.payload_offset();
             storage::set_len(&*file, queue, start + self.size).await?;
             let making = Making {
@@ -292,7 +354,9 @@ impl ImagePlan for Plan {
                 report: &(),
                 preallocation: self.preallocation,
             };
-            making.allocate(&*file, start, self.size).await?;
+            if self.preallocation != Preallocation::Off {
+                making.allocate(&*file, start, self.size).await?;
+            }
             let filter = Encrypted::new(key.cipher(&header).map_err(failed)?, start);
             let disk = FilteredFile::new(Arc::new(filter), file.clone());
             Ok(Box::new(NewLuks {

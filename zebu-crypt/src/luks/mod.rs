@@ -2,12 +2,14 @@
 //! payload of encrypted sectors, which is the disk. LUKS1 On-Disk Format Specification.
 //!
 //! - `slots`: the slots of an open container: finding the key, counting what that costs;
-//! - `create`: new containers; `cost`: how often a hash is iterated.
+//! - `create`: new containers; `cost`: how often a hash is iterated;
+//! - `inside`: the same header inside images of other formats.
 //!
 //! The disk is a raw image over the file with a filter that encrypts ([`Encrypted`]).
 
 mod cost;
 mod create;
+mod inside;
 mod slots;
 
 use std::any::Any;
@@ -25,6 +27,7 @@ use zebu_core::parts::storage::{self, Iov, LockRequest};
 use zebu_core::{Result, Storage};
 
 use crate::Encrypted;
+pub use inside::InImage;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -55,7 +58,7 @@ impl Luks {
     fn check_unlocked(&self) -> Result<()> {
         match self.is_unlocked {
             true => Ok(()),
-            false => Err(no_key()),
+            false => Err(no_key("")),
         }
     }
 }
@@ -65,8 +68,10 @@ fn probe(head: &[u8]) -> bool {
 }
 
 /// The error of a container that is opened for its data without a secret, in QEMU's words.
-fn no_key() -> zebu_core::Error {
-    refused("Parameter 'key-secret' is required for cipher")
+fn no_key(prefix: &str) -> zebu_core::Error {
+    refused(format!(
+        "Parameter '{prefix}key-secret' is required for cipher"
+    ))
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
@@ -85,7 +90,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     }
     let key = match request.purpose.needs_data() {
         true => {
-            let secret = (request.key)()?.ok_or_else(no_key)?;
+            let secret = (request.key)()?.ok_or_else(|| no_key(""))?;
             Some(slots::find_key(queue, &*file, &header, &secret, limits.is_some()).await?)
         }
         false => None,

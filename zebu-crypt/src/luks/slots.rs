@@ -26,8 +26,9 @@ pub async fn find_key(
     if is_bounded {
         check_work(header)?;
     }
+    let passphrase = secret.passphrase();
     for slot in header.slots.iter().filter(|slot| slot.active) {
-        let key = try_slot(queue, file, header, slot, secret.reveal().as_bytes()).await?;
+        let key = try_slot(queue, file, header, slot, &passphrase).await?;
         if let Some(key) = key {
             return Ok(key);
         }

@@ -5,6 +5,7 @@ pub mod allowed_flags;
 pub mod dirty;
 pub mod disk;
 pub mod driven;
+pub mod encryption;
 pub mod faulty;
 pub mod hostile_changes;
 pub mod hostile_images;

@@ -6,9 +6,11 @@
 //! | `ZEBU_QEMU_IO`   | the peer qemu-io; else `qemu-io` on `PATH`   |
 
 use std::fmt;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::encryption::PASSPHRASE;
 use crate::{Written, is_leak};
 
 /// The output of a program and its exit status.
@@ -37,7 +39,7 @@ impl Answer {
 fn run(variable: &str, default: &str, folder: &Path, args: &[&str]) -> Answer {
     let program = std::env::var_os(variable).unwrap_or_else(|| default.into());
     let output = Command::new(&program)
-        .args(args)
+        .args(with_keys(args))
         .current_dir(folder)
         .stdin(Stdio::null())
         .output()
@@ -54,6 +56,37 @@ fn run(variable: &str, default: &str, folder: &Path, args: &[&str]) -> Answer {
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
+}
+
+/// Arguments, in which encrypted qcow2 images are named with their secret.
+fn with_keys(args: &[&str]) -> Vec<String> {
+    let mut named: Vec<String> = args.iter().map(|arg| arg.to_string()).collect();
+    let encrypted: Vec<usize> = (0..args.len())
+        .filter(|nth| is_encrypted(Path::new(args[*nth])))
+        .collect();
+    for nth in &encrypted {
+        named[*nth] = format!(
+            "json:{{'driver':'qcow2','encrypt.key-secret':'s','file':{{'driver':'file','filename':'{}'}}}}",
+            args[*nth]
+        );
+    }
+    if !encrypted.is_empty() {
+        // The format is in the name. qemu-io has no command before its options.
+        if let Some(at) = named.windows(2).position(|pair| pair == ["-f", "qcow2"]) {
+            named.drain(at..at + 2);
+        }
+        let at = usize::from(!args[0].starts_with('-'));
+        let secret = format!("secret,id=s,data={PASSPHRASE}");
+        named.splice(at..at, ["--object".to_string(), secret]);
+    }
+    named
+}
+
+/// Whether this is an encrypted qcow2 image, by its header.
+fn is_encrypted(image: &Path) -> bool {
+    let mut header = [0; 36];
+    let read = std::fs::File::open(image).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok() && header.starts_with(b"QFI\xfb") && header[32..36] != [0; 4]
 }
 
 pub fn qemu_img(args: &[&str]) -> Answer {

@@ -379,6 +379,10 @@ impl Wanted<'_> {
         let failure = |e: zebu::Error| creation_failure(self.name, format_name, &e.to_string());
         let create = self.create_options(format)?;
         let plan = plan_to_fill(format, &file.path, self.total, &create).map_err(failure)?;
+        if self.arguments.compress && plan.key().is_some() && format.can_compress() {
+            let why = "Compression and encryption not supported at the same time";
+            return Err(Failure::new(why).into());
+        }
         let level = check_level(&*plan, self.arguments.level);
         level.map_err(|e| Failure::new(e.to_string()))?;
         if self.arguments.bitmaps && plan.filling() == Filling::Qcow2(2) {

@@ -77,6 +77,10 @@ fn qcow2(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Value> {
         }
     }
     map.add("refcount-bits", image.geometry().refcount_bits());
+    let data_file = header.extensions.data_file();
+    if let Some(name) = data_file.filter(|_| is_v3 && header.has_data_file()) {
+        map.add("data-file", name);
+    }
     if let Some(within) = within {
         map.add("encrypt", luks(&within, true));
     } else if header.is_encrypted() {
@@ -84,9 +88,6 @@ fn qcow2(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Value> {
     }
     if is_v3 {
         if header.has_data_file() {
-            if let Some(name) = header.extensions.data_file() {
-                map.add("data-file", name);
-            }
             map.add("data-file-raw", header.is_data_file_raw());
         }
         map.add("corrupt", header.is_corrupt());

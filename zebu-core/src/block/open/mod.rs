@@ -23,7 +23,7 @@ use crate::drivers::qcow2::{CacheOptions, WriteOptions};
 use crate::drivers::{
     BackingName, Format, Guess, OpenRequest, Purpose, Qcow2Opening, RawPart, probe,
 };
-use crate::storage::{FileStamp, Queue, Storage};
+use crate::storage::{FileStamp, Queue, Secret, Storage};
 use crate::{Error, Result, printable};
 use files::Others;
 pub use options::{Length, OpenOptions, Policy, Storages};
@@ -55,18 +55,17 @@ impl Device {
     }
 
     /// [`Device::open_with`] of an image whose own file, and data file, the caller has opened and
-    /// locked: no other program gets at them in between. `unfinished` is the version that a new qcow2
-    /// image will have.
+    /// locked: no other program gets at them in between. `made` is known of one that was just made.
     pub(crate) async fn open_over(
         queue: &Queue,
         spec: ImageSpec,
         options: &OpenOptions,
         file: &OpenedFile,
         data: Option<Arc<dyn Storage>>,
-        unfinished: Option<u32>,
+        made: JustMade,
     ) -> Result<Device> {
         let mut opening = Opening::new(queue, options);
-        opening.unfinished = unfinished;
+        opening.made = made;
         opening.top = Some(file);
         opening.data = data;
         opening.chain(spec).await?;
@@ -109,15 +108,15 @@ impl Device {
         storages: Storages,
         options: &OpenOptions,
     ) -> Result<Device> {
-        Device::from_unfinished(queue, storages, options, None)
+        Device::from_made(queue, storages, options, JustMade::default())
     }
 
-    /// [`Device::from_storages`] for a new qcow2 image, which will have this version.
-    pub(crate) fn from_unfinished(
+    /// [`Device::from_storages`] for an image that was just made.
+    pub(crate) fn from_made(
         queue: &Queue,
         storages: Storages,
         options: &OpenOptions,
-        unfinished: Option<u32>,
+        made: JustMade,
     ) -> Result<Device> {
         let Storages {
             image,
@@ -136,7 +135,7 @@ impl Device {
         let mut opening = Opening::new(queue, options);
         opening.data = data;
         opening.has_backing = backing.is_some();
-        opening.unfinished = unfinished;
+        opening.made = made;
         queue.block_on(async {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
             opening.image(spec, image, format, Role::Top).await
@@ -152,6 +151,15 @@ impl Device {
     }
 }
 
+/// What is known of an image that was just made, besides what its file says.
+#[derive(Debug, Default)]
+pub(crate) struct JustMade {
+    /// The version that a qcow2 image will have when it is finished.
+    pub unfinished: Option<u32>,
+    /// What unlocks an encrypted one.
+    pub key: Option<Secret>,
+}
+
 /// A chain that is being opened.
 struct Opening<'a> {
     queue: &'a Queue,
@@ -163,8 +171,8 @@ struct Opening<'a> {
     top: Option<&'a OpenedFile>,
     /// The data file of the top image, if the caller has opened it.
     data: Option<Arc<dyn Storage>>,
-    /// The version that the top image will have, if it is a new qcow2 one.
-    unfinished: Option<u32>,
+    /// What is known of the top image, if it was just made.
+    made: JustMade,
     /// Whether the caller has opened the backing file.
     has_backing: bool,
     /// Images whose disks are files of the image that is being opened.
@@ -194,7 +202,7 @@ impl<'a> Opening<'a> {
             seen: Vec::new(),
             top: None,
             data: None,
-            unfinished: None,
+            made: JustMade::default(),
             has_backing: false,
             nested: RefCell::default(),
             stamps: RefCell::default(),
@@ -400,7 +408,8 @@ impl Opening<'_> {
                 store_bitmaps: self.options.store_bitmaps,
             },
             whole_clusters: self.options.whole_clusters && role == Role::Top,
-            unfinished: self.unfinished.filter(|_| role == Role::Top),
+            encryption: spec.options.encryption.format.clone(),
+            unfinished: self.made.unfinished.filter(|_| role == Role::Top),
         };
         let raw = RawPart {
             offset: spec.options.raw.offset,
@@ -433,7 +442,9 @@ impl Opening<'_> {
         let key_secret = spec.options.encryption.key_secret.clone();
         let name = spec.file.name().to_owned();
         let objects = &self.options.objects;
+        let own = self.made.key.as_ref().filter(|_| role == Role::Top);
         let key = &|| match &key_secret {
+            _ if own.is_some() => Ok(own.cloned()),
             Some(id) => objects.secret(id).map(Some),
             None => Ok(objects.ask_passphrase(&name)),
         };

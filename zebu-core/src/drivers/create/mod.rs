@@ -44,7 +44,7 @@ use super::BoxFuture;
 use crate::broken::{Rule, is_broken};
 use crate::codec;
 use crate::error::WithErrno;
-use crate::storage::{self, Iov, LockRequest, Queue, Storage};
+use crate::storage::{self, Iov, LockRequest, Queue, Secret, Storage};
 use crate::{Error, Result};
 
 /// The function by which a driver plans a new image.
@@ -103,6 +103,11 @@ pub trait ImagePlan: Debug + Send + Sync {
     /// content. Others read as zeroes at first.
     fn shows_file(&self) -> bool {
         false
+    }
+
+    /// What unlocks it, if it is encrypted.
+    fn key(&self) -> Option<&Secret> {
+        None
     }
 
     /// [`NewImage::is_filled_whole`] of the image.

@@ -7,7 +7,7 @@ use super::amend::AmendOptions;
 use super::check::CheckMessage;
 use super::{Image, OpenImage, SharedImage, SnapshotName, create, stream};
 use crate::codec::Compression;
-use crate::drivers::qcow2::structures::{Header, MAGIC, Snapshot};
+use crate::drivers::qcow2::structures::{CryptMethod, Header, MAGIC, Snapshot};
 use crate::drivers::{
     AfterClose, AnyImage, BackingName, BitmapChange, BitmapInfo, Bits, BoxFuture, Changing,
     CheckReport, Clear, CompressedData, Context, Driver, Epochs, Extent, Format, FormatImage,
@@ -32,6 +32,7 @@ pub static DRIVER: Driver = Driver {
     plan: Some(create::plan),
     stream: Some(&stream::STREAM),
     open_options: &[
+        "encrypt",
         "cache-clean-interval",
         "cache-size",
         "discard-no-unref",
@@ -63,6 +64,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         purpose,
         others,
         qcow2,
+        key,
         ..
     } = request;
     let for_check = matches!(purpose, Purpose::Check { .. });
@@ -90,16 +92,42 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         (Some(data), Some(work)) => Some(Arc::new(Counted::new(data, work))),
         (data, _) => data,
     };
-    if purpose.needs_data() {
-        image.refuse_encrypted()?;
+    if let Some(format) = &qcow2.encryption {
+        check_encryption(image.header(), format)?;
     }
+    let filter = match purpose.needs_data() {
+        true => image.unlock(queue, key).await?,
+        false => None,
+    };
     let mut image = image.finish(queue, data, qcow2.caches).await?;
+    if let Some(filter) = filter {
+        image.encrypt(filter);
+    }
     image.whole_clusters = qcow2.whole_clusters;
     if write && purpose == Purpose::Data {
         image.check_data_file(queue).await?;
         image.begin_writing(queue, qcow2.write).await?;
     }
     Ok(AnyImage::from_qcow2(SharedImage::new(image)))
+}
+
+/// Refuses an image that is not encrypted as its options say, in QEMU's words.
+fn check_encryption(header: &Header, format: &str) -> Result<()> {
+    let said = match header.crypt() {
+        CryptMethod::None => {
+            return Err(Error::Refused(format!(
+                "No encryption in image header, but options specified format '{format}'"
+            )));
+        }
+        CryptMethod::Luks => "luks",
+        _ => "aes",
+    };
+    match said == format {
+        true => Ok(()),
+        false => Err(Error::Refused(format!(
+            "Header reported '{said}' encryption format but options specify '{format}'"
+        ))),
+    }
 }
 
 impl FormatImage for SharedImage {
@@ -136,7 +164,8 @@ impl FormatImage for SharedImage {
     }
 
     fn packed_by(&self) -> Option<Compression> {
-        (!self.geometry().has_data_file()).then(|| self.compression())
+        let is_stored = !self.geometry().has_data_file() && !self.header().is_encrypted();
+        is_stored.then(|| self.compression())
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {

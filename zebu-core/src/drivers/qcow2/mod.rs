@@ -42,6 +42,7 @@ use crate::drivers::cache::Cache;
 use crate::drivers::commits::Commits;
 use crate::drivers::qcow2::structures::{Geometry, Header, Snapshot};
 use crate::drivers::{CompressedData, Epochs, Gate, Ranges, spend};
+use crate::filters::{Filter, FilteredFile};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -77,8 +78,11 @@ pub struct CacheOptions {
 #[derive(Debug)]
 pub struct Image {
     file: Arc<dyn Storage>,
-    /// The same as `file` without an external data file.
+    /// What the guest's clusters are read and written through: the same as `file`, an external data file, or a
+    /// filter over either that encrypts.
     data: Arc<dyn Storage>,
+    /// Whether `data` is another storage than `file`.
+    has_own_data: bool,
     /// Bytes that `file` has at least.
     file_len: AtomicU64,
     /// Bytes that an external data file has at least.
@@ -199,10 +203,17 @@ impl Image {
         &self.file
     }
 
-    /// Where the guest's clusters are: an external data file, or the file.
+    /// What the guest's clusters are read and written through: the file, an external data file, or a filter over
+    /// either that encrypts.
     #[doc(hidden)]
     pub fn data(&self) -> &Arc<dyn Storage> {
         &self.data
+    }
+
+    /// Reads and writes the guest's clusters through a filter from now on, as it is opened.
+    fn encrypt(&mut self, filter: Arc<dyn Filter>) {
+        self.data = Arc::new(FilteredFile::with_gaps(filter, self.data.clone()));
+        self.has_own_data = true;
     }
 
     /// Size of the disk in bytes: the header's, rounded down to 512.

@@ -9,7 +9,9 @@ use crate::drivers::qcow2::structures::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
     Snapshot, check_table,
 };
-use crate::storage::{self, Queue, Storage, Work};
+use crate::drivers::{OpenEncryption, encryption};
+use crate::filters::Filter;
+use crate::storage::{self, Queue, Secret, Storage, Work};
 use crate::{Error, Result};
 
 /// Bytes of cached L2 tables by default, at most.
@@ -149,6 +151,33 @@ impl OpenImage {
         Err(Error::encrypted())
     }
 
+    /// The filter that decrypts the data of an encrypted image, with the secret that `key` finds.
+    ///
+    /// # Errors
+    /// If the image cannot be decrypted: in QEMU's words.
+    pub(super) async fn unlock(
+        &self,
+        queue: &Queue,
+        key: &dyn Fn() -> Result<Option<Secret>>,
+    ) -> Result<Option<Arc<dyn Filter>>> {
+        if !self.header.is_encrypted() {
+            return Ok(None);
+        }
+        let place = self.header.extensions.crypto();
+        let place = place.filter(|_| self.header.crypt() == CryptMethod::Luks);
+        let (Some(encryption), Some(place)) = (encryption::find(), place) else {
+            return Err(Error::encrypted());
+        };
+        let request = OpenEncryption {
+            queue,
+            file: self.file.clone(),
+            place: place.offset..place.offset.saturating_add(place.length),
+            key,
+            is_untrusted: self.limits.is_some(),
+        };
+        encryption.open(request).await.map(Some)
+    }
+
     /// Reads the tables. `data` is the external data file, if the image has one.
     pub async fn finish(
         self,
@@ -171,6 +200,7 @@ impl OpenImage {
         let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
         let cluster_bits = self.geometry.cluster_bits();
         Ok(Image {
+            has_own_data: data.is_some(),
             data: data.unwrap_or_else(|| self.file.clone()),
             file: self.file,
             file_len: self.file_len.into(),

@@ -16,7 +16,7 @@ pub use file::{NewFile, check_names};
 pub use options::{CreateOptions, number, parse_file_size};
 
 use super::Target;
-use crate::block::{Device, FileDriver, FileSpec, Format, Objects, OpenOptions};
+use crate::block::{Device, FileDriver, FileSpec, Format, JustMade, Objects, OpenOptions};
 pub use crate::drivers::qcow2::create::log2;
 use crate::drivers::{CreateValues, Filling, ImagePlan, PlanRequest, READ_ONLY_FORMATS, is_format};
 use crate::names::{Source, protocol};
@@ -219,7 +219,11 @@ impl NewFiles {
     ) -> Result<Device> {
         let data = self.others.first().map(|data| data.storage().clone());
         let file = self.file.opened();
-        let opened = Device::open_source_over(queue, source, options, file, data, unfinished);
+        let made = JustMade {
+            unfinished,
+            key: self.plan.key().cloned(),
+        };
+        let opened = Device::open_source_over(queue, source, options, file, data, made);
         queue.block_on(opened)
     }
 

@@ -100,10 +100,12 @@ struct Metadata {
 
 /// The length of the external data file, if it is open.
 fn data_len(image: &Image) -> Result<Option<u64>> {
-    match Arc::ptr_eq(image.file(), image.data()) {
-        true => Ok(None),
-        false => Ok(Some(image.data().len()?)),
-    }
+    // It stays closed where only the metadata are shown.
+    let is_open = image.header().has_data_file() && !Arc::ptr_eq(image.file(), image.data());
+    is_open
+        .then(|| image.data().len())
+        .transpose()
+        .map_err(Error::from)
 }
 
 impl Metadata {

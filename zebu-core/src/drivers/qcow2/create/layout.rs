@@ -103,7 +103,7 @@ impl Layout {
     }
 
     /// Allocates `count` contiguous clusters.
-    fn allocate(&mut self, count: u64) -> Result<u64, FormatError> {
+    pub fn allocate(&mut self, count: u64) -> Result<u64, FormatError> {
         loop {
             let start = self.find(count);
             self.next = start + count;

@@ -1,6 +1,6 @@
 //! How large the file of a new image is, by its options.
 
-use super::CreateQcow2;
+use super::{CreateQcow2, NewEncryption};
 use crate::drivers::qcow2::structures::{BitmapEntry, MAX_L1_BYTES, RefcountSpace};
 use crate::drivers::{BitmapInfo, Preallocation};
 use crate::{Error, Result};
@@ -21,6 +21,8 @@ options! {
         pub preallocated: bool,
         /// It gets a backing file whose content is not known.
         pub backing: bool,
+        /// Bytes of the header of its encryption.
+        pub encryption: u64,
     }
 }
 
@@ -37,6 +39,7 @@ impl From<&CreateQcow2> for Qcow2Target {
                 Preallocation::Falloc | Preallocation::Full
             ),
             backing: image.backing.is_some(),
+            encryption: image.encryption.as_ref().map_or(0, NewEncryption::length),
         }
     }
 }
@@ -51,6 +54,7 @@ impl Default for Qcow2Target {
             extended_l2: false,
             preallocated: false,
             backing: false,
+            encryption: 0,
         }
     }
 }
@@ -82,7 +86,8 @@ impl Qcow2Target {
         let others = 1 + l1_clusters + l2_tables;
         let (bits, order) = (self.cluster_bits, self.refcount_order);
         let refcounts = RefcountSpace::of_file(others + clusters, bits, order);
-        Ok((others + refcounts.clusters()) << bits)
+        let encryption = self.encryption.next_multiple_of(self.cluster_size());
+        Ok(((others + refcounts.clusters()) << bits) + encryption)
     }
 
     /// Bytes of copies of these bitmaps of a disk of `size` bytes.

@@ -19,18 +19,19 @@ pub use options::log2;
 
 use super::check_recorded;
 use crate::codec;
+use crate::drivers;
 use crate::drivers::qcow2::structures::{
-    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
-    INCOMPATIBLE_DATA_FILE, INCOMPLETE_VERSION, L1Entry, L2Entry, MAGIC, MAX_BACKING_FORMAT,
-    MAX_BACKING_NAME, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER, MIN_CLUSTER_BITS,
-    MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
+    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, CryptoExtension, FormatError,
+    Geometry, Header, INCOMPATIBLE_DATA_FILE, INCOMPLETE_VERSION, L1Entry, L2Entry, MAGIC,
+    MAX_BACKING_FORMAT, MAX_BACKING_NAME, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER,
+    MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
 };
 use crate::drivers::{
     BoxFuture, Filling, ImagePlan, Making, NewImage, PlanRequest, Preallocation, make_valid,
 };
 use crate::offset::HostOffset;
 use crate::progress::Report;
-use crate::storage::{self, Iov, Queue, Storage};
+use crate::storage::{self, Iov, Queue, Secret, Storage};
 use crate::{Error, Result};
 
 /// Bytes written at once.
@@ -108,8 +109,30 @@ options! {
         pub backing: Option<NewBacking>,
         /// The external data file.
         pub data_file: Option<NewDataFile>,
+        /// How it is encrypted.
+        pub encryption: Option<NewEncryption>,
     }
 }
+
+/// How a new image is encrypted: of the options of `encrypt.` by [`CreateQcow2::with_options`].
+#[derive(Clone, Debug)]
+pub struct NewEncryption(Arc<dyn drivers::NewEncryption>);
+
+impl NewEncryption {
+    /// Bytes of its header.
+    fn length(&self) -> u64 {
+        self.0.length()
+    }
+}
+
+impl PartialEq for NewEncryption {
+    /// Whether it is the same one: it has a key of its own.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for NewEncryption {}
 
 impl Default for CreateQcow2 {
     fn default() -> Self {
@@ -124,6 +147,7 @@ impl Default for CreateQcow2 {
             preallocation: Preallocation::Off,
             backing: None,
             data_file: None,
+            encryption: None,
         }
     }
 }
@@ -198,6 +222,19 @@ impl CreateQcow2 {
                 return refuse(
                     "Preallocating more than only metadata would overwrite the external data \
                      file's content and is therefore incompatible with 'keep_data_file=on'",
+                );
+            }
+        }
+        if self.encryption.is_some() {
+            let shows_zeroes = self.preallocation != Preallocation::Off
+                || self
+                    .data_file
+                    .as_ref()
+                    .is_some_and(|data| data.raw || data.keep);
+            if shows_zeroes {
+                return refuse(
+                    "Encryption is not possible with preallocation, a raw data file or one that is kept: what \
+                     was not written would not read as zeroes",
                 );
             }
         }
@@ -280,6 +317,7 @@ pub(crate) struct Plan {
     preallocation: Preallocation,
     compression: Compression,
     data_file: Option<NewDataFile>,
+    encryption: Option<NewEncryption>,
 }
 
 impl Plan {
@@ -307,6 +345,12 @@ impl Plan {
             _ => layout.add_metadata(&geometry)?,
         }
         let at = |cluster| Ok::<_, FormatError>(cluster_start(&geometry, cluster)?.0);
+        if let Some(encryption) = &image.encryption {
+            let length = encryption.length();
+            let first = layout.allocate(geometry.clusters_for(length))?;
+            let offset = at(first)?;
+            header.set_luks(CryptoExtension { offset, length });
+        }
         header.l1_size = geometry.l1_entries() as u32; // At most 2^22.
         header.l1_offset = at(layout.l1)?;
         header.refcount_table_offset = at(layout.table)?;
@@ -321,6 +365,7 @@ impl Plan {
             preallocation: image.preallocation,
             compression: image.compression,
             data_file: image.data_file.clone(),
+            encryption: image.encryption.clone(),
         })
     }
 
@@ -399,8 +444,21 @@ impl Plan {
         self.write_l2(new, file).await?;
         self.write_refcounts(new, file).await?;
         self.write_tables(new, file).await?;
+        self.write_encryption(new, file).await?;
         let header = self.header.encode()?;
         Ok(storage::write_slice(file, new.queue, 0, &header).await?)
+    }
+
+    /// Writes the header of the encryption, in whole clusters.
+    async fn write_encryption(&self, new: &Making<'_>, file: &dyn Storage) -> Result<()> {
+        let place = self.header.extensions.crypto();
+        let (Some(place), Some(NewEncryption(encryption))) = (place, &self.encryption) else {
+            return Ok(());
+        };
+        let mut bytes = encryption.header()?;
+        let clusters = self.geometry.clusters_for(place.length);
+        bytes.resize(self.at(clusters) as usize, 0); // Some MiB.
+        Ok(storage::write_slice(file, new.queue, place.offset, &bytes).await?)
     }
 
     /// How it is written.
@@ -561,6 +619,11 @@ impl ImagePlan for Plan {
 
     fn shows_file(&self) -> bool {
         self.keeps_others()
+    }
+
+    fn key(&self) -> Option<&Secret> {
+        let NewEncryption(encryption) = self.encryption.as_ref()?;
+        Some(encryption.secret())
     }
 
     fn compression(&self) -> Option<codec::Compression> {

@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 
-use super::{CreateQcow2, NewBacking, NewDataFile};
+use super::{CreateQcow2, NewBacking, NewDataFile, NewEncryption};
 use crate::Result;
 use crate::drivers::qcow2::structures::Compression;
-use crate::drivers::{CreateOption, CreateValues, OptionKind, Preallocation, refused};
+use crate::drivers::{CreateOption, CreateValues, OptionKind, Preallocation, encryption, refused};
 
 /// In the order in which they are shown.
 pub(in super::super) static CREATE_OPTIONS: [CreateOption; 24] = [
@@ -114,6 +114,37 @@ pub(in super::super) static CREATE_OPTIONS: [CreateOption; 24] = [
     CreateOption::EXTENT_SIZE_HINT,
 ];
 
+/// How the image is encrypted, in QEMU's words if it cannot be.
+fn encryption_of(options: &CreateValues) -> Result<Option<NewEncryption>> {
+    let is_on = options.is_on("encryption");
+    let format = match options.word("encrypt.format") {
+        Some(_) if options.get("encryption").is_some() => {
+            let why = "'encrypt.format' and its alias 'encryption' can't be used at the same time";
+            return Err(refused(why));
+        }
+        None if is_on => "aes",
+        Some(format) => format,
+        None => {
+            let is_given = |name: &str| name.starts_with("encrypt.") && options.get(name).is_some();
+            return match CREATE_OPTIONS.iter().any(|option| is_given(option.name)) {
+                true => Err(refused("Parameter 'encrypt.format' is missing")),
+                false => Ok(None),
+            };
+        }
+    };
+    match (format, encryption::find()) {
+        ("luks", Some(encryption)) => Ok(Some(NewEncryption(encryption.plan(options)?))),
+        ("luks", None) => Err(refused("Encryption is not part of this version")),
+        ("aes", _) => Err(refused(
+            "Images with the encryption 'aes' are not made, since it is not safe: use encrypt.format=luks",
+        )),
+        (other, _) => {
+            let why = format!("Parameter 'format' does not accept value '{other}'");
+            Err(refused(why))
+        }
+    }
+}
+
 impl CreateQcow2 {
     /// The image that these options mean. Only [`CreateQcow2::check`] tells whether they go together.
     ///
@@ -143,13 +174,7 @@ impl CreateQcow2 {
             Some("zstd") => Compression::Zstd,
             Some(other) => return Err(wrong("compression-type", other)),
         };
-        let encrypts = |name: &&str| name.starts_with("encrypt.") && options.get(name).is_some();
-        let names = CREATE_OPTIONS.iter().map(|option| option.name);
-        let encrypts = names.into_iter().find(encrypts);
-        if let Some(name) = encrypts.or(options.is_on("encryption").then_some("encryption")) {
-            let why = format!("{name}: encryption is not part of this version");
-            return Err(refused(why));
-        }
+        let encryption = encryption_of(options)?;
         let cluster_size = options.number("cluster_size").unwrap_or(65536);
         let refcount_bits = options.number("refcount_bits").unwrap_or(16);
         let backing =
@@ -169,7 +194,8 @@ impl CreateQcow2 {
             .compression(compression)
             .preallocation(preallocation)
             .backing(backing)
-            .data_file(data_file);
+            .data_file(data_file)
+            .encryption(encryption);
         if image.backing.is_none() && backing_format.is_some() {
             return Err(refused(
                 "Backing format cannot be used without backing file",

@@ -32,7 +32,7 @@ impl Drop for Packed<'_> {
 impl Image {
     /// Refuses compressed clusters where there can be none.
     pub(in crate::drivers::qcow2) fn refuse_packed(&self) -> Result<()> {
-        match self.geometry.has_data_file() {
+        match self.has_own_data {
             true => Err(Error::os(libc::ENOTSUP)),
             false => Ok(()),
         }

@@ -255,7 +255,11 @@ impl Image {
             let data = &**self.data();
             for (host, length) in self.map_ahead(queue, at, length, zero).await? {
                 let length = length.min(file_end.saturating_sub(host));
-                preallocate(data, queue, host, length, 0, preallocation).await?;
+                match self.header().is_encrypted() {
+                    // What is only allocated does not read as zeroes.
+                    true => storage::write_zeroes(data, queue, host, length).await?,
+                    false => preallocate(data, queue, host, length, 0, preallocation).await?,
+                }
             }
             at += length;
         }

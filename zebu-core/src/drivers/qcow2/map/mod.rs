@@ -185,7 +185,7 @@ impl Image {
     /// The storage of clusters that are not compressed.
     #[inline]
     pub(in crate::drivers::qcow2) fn data_storage(&self) -> StorageId {
-        StorageId(u32::from(self.geometry.has_data_file()))
+        StorageId(u32::from(self.has_own_data))
     }
 
     /// Refuses a host cluster that is not where the disk has it, of an image with an external

@@ -135,7 +135,9 @@ impl Image {
         )
         .await?;
         let opened_len = self.file_len();
-        let fresh = (!self.file.is_device()).then_some(opened_len);
+        // What zeroes decrypt to are none.
+        let reads_as_zeroes = !self.file.is_device() && !header.is_encrypted();
+        let fresh = reads_as_zeroes.then_some(opened_len);
         let refcounts = Refcounts::new(self.geometry, table, header.refcount_table_offset, fresh);
         self.writer = Some(Box::new(Writer {
             options,

@@ -1,8 +1,8 @@
 //! Changing a header: backing file, data file, version, features.
 
 use super::super::extensions::{
-    EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_DATA_FILE, EXTENSION_FEATURE_NAMES,
-    Extension,
+    CryptoExtension, EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_DATA_FILE,
+    EXTENSION_FEATURE_NAMES, Extension,
 };
 use super::super::features::{Compression, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_EXTENDED_L2};
 use super::{COMPRESSION_AT, HEADER_LENGTH_MIN, HEADER_LENGTH_V3, Header};
@@ -35,6 +35,12 @@ impl Header {
                 self.extensions.remove(EXTENSION_DATA_FILE);
             }
         }
+    }
+
+    /// Makes the image one that is encrypted with LUKS, whose header is there.
+    pub fn set_luks(&mut self, place: CryptoExtension) {
+        self.crypt_method = 2;
+        self.extensions.set(Extension::Crypto(place));
     }
 
     /// Makes it a header of version 2 or 3. Fields that version 2 does not have are left out. The
