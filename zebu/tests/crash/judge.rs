@@ -23,7 +23,7 @@ use crate::bitmaps;
 use crate::common::peer::{
     assert_consistent, assert_content, assert_part, assert_sound, qemu_img, text,
 };
-use crate::common::{Rng, repair_all};
+use crate::common::{Rng, encryption, repair_all};
 use crate::dirty::Bitmap;
 use crate::disk::Time;
 use crate::spread::Spread;
@@ -163,7 +163,8 @@ impl Layout {
             .data(self.data.map(|n| files[n].clone() as Arc<dyn Storage>))
             .backing(backing);
         let format = self.written.map(|written| written.format());
-        Device::from_storages(queue, storages, &options.clone().format(format))
+        let options = options.clone().objects(encryption::objects());
+        Device::from_storages(queue, storages, &options.format(format))
     }
 
     /// The parts of the disk that are used, where the content has so many bytes.

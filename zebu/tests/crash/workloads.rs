@@ -65,7 +65,7 @@ const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Wor
     }
 }
 
-pub const ALL: [Workload; 26] = [
+pub const ALL: [Workload; 27] = [
     light("allocating", requests::allocating),
     light("backing", requests::backing),
     heavy("subclusters", requests::subclusters),
@@ -74,6 +74,7 @@ pub const ALL: [Workload; 26] = [
     light("compressed", requests::compressed),
     light("lazy", requests::lazy),
     light("data-file", requests::data_file),
+    heavy("encrypted", requests::encrypted),
     heavy("small-cache", requests::small_cache),
     light("in-flight", many::in_flight),
     light("queues", many::queues),

@@ -31,7 +31,7 @@ impl Filters {
         // has no content, as in QEMU.)
         let is_allocated =
             setup.options.preallocation != Preallocation::Off || setup.options.extended_l2;
-        let can_compress = setup.format == Format::QCOW2 && !setup.has_data_file() && !is_allocated;
+        let can_compress = setup.compresses() && !is_allocated;
         let below = setup.backing.filter(|_| rng.one_in(2));
         Filters {
             over: over_image(rng, can_compress, true),

@@ -8,15 +8,15 @@ use zebu::block::Format;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
 use zebu::qcow2::Compression;
 
-use crate::common::Rng;
 use crate::common::peer::qemu_io;
+use crate::common::{Rng, encryption};
 use crate::disk::Disk;
 use crate::setup::Setup;
 use crate::trace;
 use zebu_testkit::Written;
 
 /// The values of each option.
-const AXES: [(&str, u64); 9] = [
+const AXES: [(&str, u64); 10] = [
     ("cluster size", 5),
     ("extended_l2", 2),
     ("refcount_bits", 4),
@@ -26,6 +26,7 @@ const AXES: [(&str, u64); 9] = [
     ("data file", 3),
     ("backing file", 4),
     ("preallocation", 4),
+    ("encryption", 2),
 ];
 
 /// Two options with a value each.
@@ -72,10 +73,14 @@ fn setup(values: &[u64]) -> Setup {
         2 => Some((size, Format::QCOW2)),
         _ => Some((size + 4096, Format::QCOW2)),
     };
+    let plain = match values[9] {
+        0 => CreateQcow2::default(),
+        _ => encryption::encrypted(CreateQcow2::default(), "aes-256"),
+    };
     Setup {
         format: Format::QCOW2,
         other: None,
-        options: CreateQcow2::default()
+        options: plain
             .size(size)
             .cluster_bits(cluster_bits)
             .extended_l2(values[1] == 1)
@@ -127,9 +132,7 @@ pub fn used_by_qemu(setup: &Setup, folder: &Path, disk: &mut Disk, rng: &mut Rng
             0 => ("write -z".to_string(), 0),
             1 if setup.options.version == 3 => ("write -z -u".to_string(), 0),
             5 | 6 if setup.other.is_some() => continue,
-            6 if is_whole && is_free && !setup.has_data_file() => {
-                (format!("write -c -P {byte}"), byte)
-            }
+            6 if is_whole && is_free && setup.compresses() => (format!("write -c -P {byte}"), byte),
             6 => continue,
             5 if is_whole && setup.options.version == 3 => ("discard".to_string(), 0),
             _ => (format!("write -P {byte}"), byte),

@@ -48,7 +48,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
                 ledger: Arc::new(Ledger::new(&content)),
                 sequence: sequence.clone(),
                 cluster: setup.cluster() as usize / BLOCK,
-                compresses: setup.format == Format::QCOW2 && !setup.has_data_file(),
+                compresses: setup.compresses(),
                 refuses: opening.filters.compresses(),
                 hot: rng.index(content.len()),
             };

@@ -14,7 +14,7 @@ use zebu::storage::{EngineKind, Handle, OpenFile, Queue, open_file};
 
 use crate::bitmaps::Bitmaps;
 use crate::common::peer;
-use crate::common::{Rng, progress, repair_all};
+use crate::common::{Rng, encryption, progress, repair_all};
 use crate::disk::{Disk, assert_same};
 use crate::exchanges::{put_on, take_off};
 use crate::interop::used_by_qemu;
@@ -221,9 +221,8 @@ impl Run<'_> {
             self.disk.set_allocated(&step.range);
             return;
         };
-        let may_fail = self.setup.format != Format::QCOW2
-            || self.setup.has_data_file()
-            || clusters.clone().any(|n| self.disk.may_be_allocated[n]);
+        let may_fail =
+            !self.setup.compresses() || clusters.clone().any(|n| self.disk.may_be_allocated[n]);
         // What was issued later may have allocated them before.
         let may_fail = may_fail || self.opening.filters.compresses();
         assert!(may_fail, "{}: {e}", step.line());
@@ -547,7 +546,8 @@ fn verify_snapshots(setup: &Setup, folder: &Path, snapshots: &[Snapshot], which:
     let image = setup.image(folder);
     let one = which % snapshots.len().max(1);
     for (nth, (name, bytes)) in snapshots.iter().enumerate() {
-        let options = OpenOptions::default().snapshot(Some(SnapshotName::from(name.as_str())));
+        let options = OpenOptions::default().objects(encryption::objects());
+        let options = options.snapshot(Some(SnapshotName::from(name.as_str())));
         let source = Source::Name(peer::text(&image).into());
         let device = Device::open(&queue, &source, &options);
         let device = device.unwrap_or_else(|e| panic!("open {name}: {e}"));

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use zebu::block::{DetectZeroes, Device, Format, Objects, OpenOptions};
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions};
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 use zebu::names::Source;
 use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 
-use crate::common::Rng;
 use crate::common::peer::{self, qemu_img, qemu_io, text};
+use crate::common::{Rng, encryption};
 use crate::filters::{Filters, throttle_groups};
 use zebu_testkit::Written;
 
@@ -85,10 +85,14 @@ impl Setup {
         }
         let backing = backing.filter(|_| format == Format::QCOW2);
         let has_data_file = data_file.is_some();
+        let plain = match format == Format::QCOW2 && rng.one_in(5) {
+            true => encryption::encrypted(CreateQcow2::default(), "aes-256"),
+            false => CreateQcow2::default(),
+        };
         Setup {
             format,
             other,
-            options: CreateQcow2::default()
+            options: plain
                 .size(size)
                 .version(version)
                 .cluster_bits(cluster_bits)
@@ -142,6 +146,15 @@ impl Setup {
 
     pub fn has_data_file(&self) -> bool {
         self.format == Format::QCOW2 && self.options.data_file.is_some()
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.options.encryption.is_some()
+    }
+
+    /// Whether compressed clusters may be written.
+    pub fn compresses(&self) -> bool {
+        self.format == Format::QCOW2 && !self.has_data_file() && !self.is_encrypted()
     }
 
     /// Whether the data file must always be the raw image of the disk.
@@ -245,7 +258,8 @@ impl Setup {
             let (at, length) = (cluster * self.cluster(), self.cluster());
             let byte = 1 + rng.below(255) as u8;
             // Compressed writes fail where a cluster is allocated.
-            let kind = rng.below(if self.is_preallocated() { 3 } else { 6 });
+            let is_free = !self.is_preallocated() && self.compresses();
+            let kind = rng.below(if is_free { 6 } else { 3 });
             let command = match kind {
                 0 => "write -z".to_string(),
                 1 if self.options.version == 3 => "write -z -u".to_string(),
@@ -341,7 +355,7 @@ impl Opening {
             .discard(Some(self.discard))
             .detect_zeroes(Some(self.detect_zeroes))
             .store_bitmaps(self.store_bitmaps)
-            .objects(Objects::default().throttle_groups(throttle_groups()))
+            .objects(encryption::objects().throttle_groups(throttle_groups()))
     }
 
     pub fn open(&self, queue: &Queue, setup: &Setup, folder: &Path, write: bool) -> Device {

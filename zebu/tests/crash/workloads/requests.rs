@@ -12,6 +12,7 @@ use super::bitmaps::with_bitmaps;
 use super::jobs::{filled, used_image};
 use super::{Dice, History, made, noise, options, raw, writable};
 use crate::bitmaps;
+use crate::common::encryption;
 use crate::disk::Time;
 use crate::judge::{Change, DATA_FILE, Layout, Model, content};
 
@@ -394,6 +395,34 @@ pub fn backing(queue: &Queue, rng: &mut Dice) -> History {
         hot: 16,
     };
     over(queue, rng, &options, layout, active, &mix)
+}
+
+/// What is read at each cut is old or new, sector by sector, and never what a wrong place decrypts to.
+pub fn encrypted(queue: &Queue, rng: &mut Dice) -> History {
+    let mut options = encryption::encrypted(options(rng, 100), "aes-128,encrypt.cipher-mode=cbc");
+    if rng.one_in(3) {
+        options.version = 3;
+        options.cluster_bits = 14;
+        options.extended_l2 = true;
+        options.size = 256 << 10;
+    }
+    let kinds: &[_] = if rng.one_in(2) { &WRITES } else { &CHURN };
+    let mix = Mix {
+        kinds,
+        steps: 40,
+        most: 3 << options.cluster_bits,
+        hot: 16,
+    };
+    if rng.one_in(2) {
+        return plain(queue, rng, &options, &mix);
+    }
+    options.backing = Some(NewBacking::new("base.raw").format(Some("raw".into())));
+    let base = noise(rng, options.size as usize);
+    let layout = Layout {
+        backings: vec![raw("base.raw", &base)],
+        ..Layout::default()
+    };
+    over(queue, rng, &options, layout, base, &mix)
 }
 
 pub fn subclusters(queue: &Queue, rng: &mut Dice) -> History {
