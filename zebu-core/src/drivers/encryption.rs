@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use super::{BoxFuture, CreateValues};
 use crate::Result;
-use crate::filters::Filter;
 use crate::registered::linked;
 use crate::storage::{Queue, Secret, Storage};
 
@@ -18,11 +17,11 @@ linked! {
 
 /// LUKS inside images.
 pub trait Encryption: Debug + Sync {
-    /// The filter over the file with the guest's data, whose sectors are numbered from the start of that file.
+    /// What the guest's data are read and written through, whose sectors are numbered from the start of their file.
     ///
     /// # Errors
     /// If the header is damaged, if there is no secret, or if it is that of no slot: in QEMU's words.
-    fn open<'a>(&'a self, request: OpenEncryption<'a>) -> BoxFuture<'a, Result<Arc<dyn Filter>>>;
+    fn open<'a>(&'a self, request: OpenEncryption<'a>) -> BoxFuture<'a, Result<Arc<dyn Storage>>>;
 
     /// A new header. The names of its options begin with `encrypt.`.
     ///
@@ -39,6 +38,8 @@ pub struct OpenEncryption<'a> {
     pub file: Arc<dyn Storage>,
     /// Where in it the header is, with the key material of its slots.
     pub place: Range<u64>,
+    /// The file that has the guest's data, which may be the same.
+    pub data: Arc<dyn Storage>,
     /// Finds the secret, as for an [`OpenRequest`](super::OpenRequest).
     pub key: &'a dyn Fn() -> Result<Option<Secret>>,
     /// Whether the image is of untrusted origin.

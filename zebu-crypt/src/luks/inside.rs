@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use zebu_core::Result;
 use zebu_core::parts::drivers::structures::{
     FormatError, LUKS_HEADER_BYTES, LuksError, LuksHeader,
 };
 use zebu_core::parts::drivers::{
     BoxFuture, CreateValues, Encryption, NewEncryption, OpenEncryption, refused,
 };
-use zebu_core::parts::filters::Filter;
+use zebu_core::parts::filters::FilteredFile;
 use zebu_core::parts::storage::{self, Window};
+use zebu_core::{Result, Storage};
 
 use super::create::{Named, NewHeader};
 use super::{no_key, slots};
@@ -24,7 +24,7 @@ const PREFIX: &str = "encrypt.";
 pub struct InImage;
 
 impl Encryption for InImage {
-    fn open<'a>(&'a self, request: OpenEncryption<'a>) -> BoxFuture<'a, Result<Arc<dyn Filter>>> {
+    fn open<'a>(&'a self, request: OpenEncryption<'a>) -> BoxFuture<'a, Result<Arc<dyn Storage>>> {
         Box::pin(open(request))
     }
 
@@ -37,7 +37,7 @@ impl Encryption for InImage {
     }
 }
 
-async fn open(request: OpenEncryption<'_>) -> Result<Arc<dyn Filter>> {
+async fn open(request: OpenEncryption<'_>) -> Result<Arc<dyn Storage>> {
     let (queue, place) = (request.queue, request.place);
     let length = place.end - place.start;
     if length < LUKS_HEADER_BYTES as u64 {
@@ -49,5 +49,6 @@ async fn open(request: OpenEncryption<'_>) -> Result<Arc<dyn Filter>> {
     let secret = (request.key)()?.ok_or_else(|| no_key(PREFIX))?;
     let key = slots::find_key(queue, &inside, &header, &secret, request.is_untrusted).await?;
     let cipher = key.cipher(&header).map_err(|e| refused(e.to_string()))?;
-    Ok(Arc::new(Encrypted::new(cipher, 0)))
+    let filter = Arc::new(Encrypted::new(cipher, 0));
+    Ok(Arc::new(FilteredFile::with_gaps(filter, request.data)))
 }

@@ -95,14 +95,11 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     if let Some(format) = &qcow2.encryption {
         check_encryption(image.header(), format)?;
     }
-    let filter = match purpose.needs_data() {
-        true => image.unlock(queue, key).await?,
-        false => None,
+    let data = match purpose.needs_data() {
+        true => image.unlock(queue, data, key).await?,
+        false => data,
     };
     let mut image = image.finish(queue, data, qcow2.caches).await?;
-    if let Some(filter) = filter {
-        image.encrypt(filter);
-    }
     image.whole_clusters = qcow2.whole_clusters;
     if write && purpose == Purpose::Data {
         image.check_data_file(queue).await?;

@@ -42,7 +42,6 @@ use crate::drivers::cache::Cache;
 use crate::drivers::commits::Commits;
 use crate::drivers::qcow2::structures::{Geometry, Header, Snapshot};
 use crate::drivers::{CompressedData, Epochs, Gate, Ranges, spend};
-use crate::filters::{Filter, FilteredFile};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -208,12 +207,6 @@ impl Image {
     #[doc(hidden)]
     pub fn data(&self) -> &Arc<dyn Storage> {
         &self.data
-    }
-
-    /// Reads and writes the guest's clusters through a filter from now on, as it is opened.
-    fn encrypt(&mut self, filter: Arc<dyn Filter>) {
-        self.data = Arc::new(FilteredFile::with_gaps(filter, self.data.clone()));
-        self.has_own_data = true;
     }
 
     /// Size of the disk in bytes: the header's, rounded down to 512.

@@ -10,7 +10,6 @@ use crate::drivers::qcow2::structures::{
     Snapshot, check_table,
 };
 use crate::drivers::{OpenEncryption, encryption};
-use crate::filters::Filter;
 use crate::storage::{self, Queue, Secret, Storage, Work};
 use crate::{Error, Result};
 
@@ -151,17 +150,19 @@ impl OpenImage {
         Err(Error::encrypted())
     }
 
-    /// The filter that decrypts the data of an encrypted image, with the secret that `key` finds.
+    /// What the data of an encrypted image are read and written through, with the secret that `key` finds; else `data`,
+    /// which is the external data file, if it has one.
     ///
     /// # Errors
     /// If the image cannot be decrypted: in QEMU's words.
     pub(super) async fn unlock(
         &self,
         queue: &Queue,
+        data: Option<Arc<dyn Storage>>,
         key: &dyn Fn() -> Result<Option<Secret>>,
-    ) -> Result<Option<Arc<dyn Filter>>> {
+    ) -> Result<Option<Arc<dyn Storage>>> {
         if !self.header.is_encrypted() {
-            return Ok(None);
+            return Ok(data);
         }
         let place = self.header.extensions.crypto();
         let place = place.filter(|_| self.header.crypt() == CryptMethod::Luks);
@@ -172,13 +173,14 @@ impl OpenImage {
             queue,
             file: self.file.clone(),
             place: place.offset..place.offset.saturating_add(place.length),
+            data: data.unwrap_or_else(|| self.file.clone()),
             key,
             is_untrusted: self.limits.is_some(),
         };
         encryption.open(request).await.map(Some)
     }
 
-    /// Reads the tables. `data` is the external data file, if the image has one.
+    /// Reads the tables. `data` is what the guest's clusters are in, if it is not the file.
     pub async fn finish(
         self,
         queue: &Queue,
