@@ -74,7 +74,7 @@ pub trait Cipher: Debug + Send + Sync {
 }
 
 /// A file whose sectors are encrypted from an offset on, which is a multiple of their size. What is before that is
-/// not read or written through it.
+/// not read or written through it, and a part of a sector at its end is not there.
 #[derive(Debug)]
 pub struct Encrypted<C> {
     cipher: C,
@@ -109,6 +109,10 @@ impl<C: Cipher> Code for Encrypted<C> {
 impl<C: Cipher> Filter for Encrypted<C> {
     fn content(&self) -> Content<'_> {
         Content::Coded(self)
+    }
+
+    fn length(&self, below: u64) -> u64 {
+        below - below % self.cipher.sector() as u64
     }
 }
 
@@ -192,6 +196,25 @@ mod tests {
         let mut encrypted = model;
         Numbered.encrypt(0, &mut encrypted);
         assert_eq!(content(&queue, &*below), encrypted);
+    }
+
+    #[test]
+    fn a_part_of_a_sector_at_the_end_is_not_there() {
+        let file = Arc::new(Memory::new(vec![1; 1000]));
+        let filter = Arc::new(Encrypted::new(Numbered, 0));
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let above = FilteredFile::new(filter, file.clone());
+        assert_eq!(above.len().unwrap(), 512);
+        let read = queue.block_on(read_vec(&above, &queue, 0, 512)).unwrap();
+        let mut expected = vec![1; 512];
+        Numbered.decrypt(0, &mut expected);
+        assert_eq!(read, expected);
+        queue
+            .block_on(write_slice(&above, &queue, 1000, &[7; 536]))
+            .unwrap();
+        let read = queue.block_on(read_vec(&above, &queue, 512, 1024)).unwrap();
+        assert_eq!(read[..488], [0; 488]);
+        assert_eq!(read[488..], [7; 536]);
     }
 
     #[test]

@@ -171,8 +171,9 @@ fn change(
     {
         return Err(format!("Cannot change the option '{of_file}'"));
     }
-    if !key.starts_with("file.") && !KEYS.contains(&base) && !format.open_options().contains(&base)
-    {
+    // `encrypt` has options, and is none.
+    let is_of_format = format.open_options().contains(&base) && base != "encrypt";
+    if !key.starts_with("file.") && !KEYS.contains(&base) && !is_of_format {
         return Err(format!("Cannot change the option '{key}'"));
     }
     match (key.as_str(), parse_switch(&value.to_string_lossy())) {
