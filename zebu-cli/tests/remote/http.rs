@@ -549,7 +549,7 @@ fn who_asks_is_told_from_files() {
     info(raw, ",file.cookie-secret=s").ok("cookie");
     info(raw, ",file.cookie=geheim").ok("cookie");
     info(raw, "").fails_with("401");
-    info("secret,id=s,data=geheim", "").fails_with("from files only");
+    info("secret,id=s,data=geheim", ",file.cookie-secret=s").ok("a text");
     info("secret,id=s,file=nowhere", "").fails_with("No such file");
     info(raw, ",file.password-secret=t,file.username=u").fails_with("No secret with id 't'");
     let port = web.port();
