@@ -344,11 +344,12 @@ fn secrets_are_those_of_qemu_and_are_hidden() {
         0
     );
     let seen = lab.shell(
-        r#"mkfifo image; "$0" map --object secret,id=s,data=hidden-text image &
-        sleep 1; tr '\0' ' ' < /proc/$!/cmdline; echo > image; wait; exit 0"#,
+        r#""$0" nbd -t -r -f raw -k "$PWD/socket" --object secret,id=s,data=hidden-text pass &
+        for i in $(seq 300); do test -S socket && break; sleep 0.1; done
+        tr '\0' ' ' < /proc/$!/cmdline; kill $!; wait; exit 0"#,
     );
     assert!(
-        seen.out.contains("map --object secret,id=s,data=xxx"),
+        seen.out.contains("--object secret,id=s,data=xxx"),
         "{seen:?}"
     );
     assert!(!seen.out.contains("hidden"), "{seen:?}");

@@ -767,7 +767,7 @@ fn unsupported_features_are_refused_by_name() {
     let lab = lab();
     for (args, name) in [
         (&["-c", "-o", "data_file=d"][..], "data file"),
-        (&["--object", "secret,id=a"], "object"),
+        (&["--object", "secret,id=a"], "must be provided"),
     ] {
         let all: Vec<&str> = [&["convert", "-O", "qcow2"], args, &["x.qcow2", "out"]].concat();
         let answer = lab.zebu(&all);

@@ -11,7 +11,7 @@ use crate::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
-pub use crate::drivers::qcow2::create::{CreateQcow2, NewBacking, NewDataFile};
+pub use crate::drivers::qcow2::create::{CreateQcow2, NewBacking, NewDataFile, NewEncryption};
 
 impl CreateQcow2 {
     /// The image that can be made.

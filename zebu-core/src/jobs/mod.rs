@@ -61,7 +61,8 @@ pub use compare::{CompareError, CompareOptions, Comparison, compare, differences
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, convert};
 pub use copy::{CopyOptions, copy};
 pub use create::{
-    CreateQcow2, NewBacking, NewDataFile, begin_image, create_image, create_qcow2, create_raw,
+    CreateQcow2, NewBacking, NewDataFile, NewEncryption, begin_image, create_image, create_qcow2,
+    create_raw,
 };
 pub use export::{ExportFormat, convert_to_stream, measure_stream};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
