@@ -280,6 +280,13 @@ impl Set {
                     "{name}: a disk that another program writes cannot be backed up (force-share)"
                 ));
             }
+            if layer.is_encrypted() {
+                // A set of backups has no key.
+                return refuse(format!(
+                    "{name}: the disk is encrypted, and its backup would not be (a LUKS container is backed up as it \
+                     is with -f raw)"
+                ));
+            }
             for file in layer.storages().iter().filter(|file| !file.is_remote()) {
                 if files::is_inside(file.path(), self.directory())? {
                     let file = shown(file.path());

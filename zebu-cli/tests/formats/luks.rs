@@ -355,6 +355,28 @@ fn secrets_are_those_of_qemu_and_are_hidden() {
     assert!(!seen.out.contains("hidden"), "{seen:?}");
 }
 
+/// A container is backed up as it is, and never by accident as what it decrypts to.
+#[test]
+fn a_backup_has_no_plain_text() {
+    let lab = Lab::with_secrets();
+    let create = [
+        "create",
+        "-q",
+        "-f",
+        "luks",
+        "-o",
+        "key-secret=s,iter-time=10",
+        "x.luks",
+        "1M",
+    ];
+    lab.zebu(&with_secrets(&create)).ok("create");
+    let backup = ["backup", "--image-opts", DISK, "--to", "set"];
+    lab.zebu(&with_secrets(&backup))
+        .fails_with("the disk is encrypted, and its backup would not be");
+    lab.zebu(&["backup", "set", "-f", "raw", "x.luks"])
+        .ok("as it is");
+}
+
 /// No file has what is on an encrypted disk.
 #[test]
 fn no_plain_text_is_left() {
