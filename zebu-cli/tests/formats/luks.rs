@@ -370,10 +370,10 @@ fn a_backup_has_no_plain_text() {
         "1M",
     ];
     lab.zebu(&with_secrets(&create)).ok("create");
-    let backup = ["backup", "--image-opts", DISK, "--to", "set"];
+    let backup = ["backup", "--name", "d", "--image-opts", DISK, "--to", "set"];
     lab.zebu(&with_secrets(&backup))
         .fails_with("the disk is encrypted, and its backup would not be");
-    lab.zebu(&["backup", "set", "-f", "raw", "x.luks"])
+    lab.zebu(&["backup", "-f", "raw", "x.luks", "--to", "set"])
         .ok("as it is");
 }
 
