@@ -167,7 +167,7 @@ fn secret(context: &Context, members: Members) -> Result<(String, Secret), Strin
 }
 
 /// Whether an object may be a secret, whose text is not shown.
-pub fn is_secret(text: &OsStr) -> bool {
+fn is_secret(text: &OsStr) -> bool {
     let is_there = |word: &[u8]| {
         text.as_bytes()
             .windows(word.len())

@@ -8,11 +8,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The place of the start and of the end of the arguments in `/proc/self/stat`, behind the name of the program.
 const ARGUMENTS: usize = 45;
 
-/// From now on no file is written if the process crashes.
+/// From now on no file is written if the process crashes, and no program gets its memory: a limit of 1 also ends
+/// dumps to a pipe, which the kernel makes with a limit of 0 (core(5)).
 pub fn keep_out_of_core_dumps() {
+    let limit = getrlimit(Resource::Core);
     let limit = Rlimit {
-        current: Some(0),
-        ..getrlimit(Resource::Core)
+        current: Some(limit.maximum.map_or(1, |most| most.min(1))),
+        ..limit
     };
     // Lowering it is always allowed.
     let _ = setrlimit(Resource::Core, limit);

@@ -64,7 +64,7 @@ pub fn copy<G: IntoControlFlow>(
     let plan = Plan {
         start: options.start,
         length: options.length,
-        omit: match options.target_is_zero || target.reads_as_zeroes() {
+        omit: match target.reads_as_zeroes().unwrap_or(options.target_is_zero) {
             true => Omit::Zeroes,
             false => Omit::Nothing,
         },

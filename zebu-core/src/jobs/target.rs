@@ -38,11 +38,11 @@ impl Target {
         }
     }
 
-    /// Whether a new image reads as zeroes where it is not written.
-    pub(super) fn reads_as_zeroes(&self) -> bool {
+    /// Whether what is not written of it reads as zeroes; None: the options of the job tell.
+    pub(super) fn reads_as_zeroes(&self) -> Option<bool> {
         match self {
-            Target::New(image) => !image.is_filled_whole(),
-            _ => false,
+            Target::New(image) => Some(!image.is_filled_whole()),
+            _ => None,
         }
     }
 

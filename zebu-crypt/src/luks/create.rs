@@ -319,10 +319,6 @@ impl ImagePlan for Plan {
         Some(&self.new.secret)
     }
 
-    fn is_filled_whole(&self) -> bool {
-        true
-    }
-
     fn overhead(&self) -> Option<u64> {
         Some(self.new.payload_offset())
     }

@@ -8,7 +8,7 @@ use zebu::jobs::{self, ConvertOptions, CreateValue, CreateValues, PlanRequest, b
 use zebu::storage::{EngineKind, Memory, Queue, Storage};
 
 use crate::common::faulty::libc_enospc;
-use crate::common::{Rng, Watchdog, cases, progress};
+use crate::common::{Rng, Watchdog, cases, encryption, progress};
 use crate::disk::{Disk, Failure, Fault};
 use crate::queue;
 use crate::states::Cutter;
@@ -23,7 +23,12 @@ struct Form {
     subformat: Option<&'static str>,
 }
 
-const FORMS: [Form; 9] = [
+const FORMS: [Form; 10] = [
+    Form {
+        format: "luks",
+        options: &[],
+        subformat: None,
+    },
     Form {
         format: "vdi",
         options: &[],
@@ -97,6 +102,7 @@ impl Form {
         });
         match self.subformat {
             Some(name) => values.with("subformat", CreateValue::Text(name.into())),
+            None if self.format == "luks" => encryption::container(values),
             None => values,
         }
     }
@@ -135,7 +141,8 @@ impl Form {
         file: Arc<dyn Storage>,
         contents: [&[u8]; 2],
     ) -> Option<[bool; 2]> {
-        let options = OpenOptions::default().format(Some(self.format.parse().unwrap()));
+        let options = OpenOptions::default().objects(encryption::objects());
+        let options = options.format(Some(self.format.parse().unwrap()));
         let device = Device::from_storage(queue, file, &options).ok()?;
         let mut bytes = vec![0; device.size() as usize];
         let read = device.read_blocking(queue, 0, &mut bytes);

@@ -110,11 +110,6 @@ pub trait ImagePlan: Debug + Send + Sync {
         None
     }
 
-    /// [`NewImage::is_filled_whole`] of the image.
-    fn is_filled_whole(&self) -> bool {
-        false
-    }
-
     /// Bytes of its file besides the disk, if the file has the whole disk whatever it contains.
     fn overhead(&self) -> Option<u64> {
         None

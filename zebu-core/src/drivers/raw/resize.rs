@@ -44,6 +44,10 @@ impl Raw {
         }
         if let Err(e) = storage::set_len(&*file, queue, end).await {
             self.set_size(old);
+            if size > old {
+                // A filter may have written a part of what is added. The error is the first one.
+                let _ = storage::set_len(&*file, queue, at).await;
+            }
             return Err(e.into());
         }
         if let Err(e) = preallocate(&*file, queue, at, size, old, preallocation).await {

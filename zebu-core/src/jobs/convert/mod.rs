@@ -207,8 +207,10 @@ pub(super) fn convert_shared<G: IntoControlFlow>(
         }
         _ => {}
     }
-    if target.reads_as_zeroes() && !options.above_backing {
-        options.zero_from = Some(0);
+    if let Some(is_zero) = target.reads_as_zeroes()
+        && !options.above_backing
+    {
+        options.zero_from = is_zero.then_some(0);
     }
     let (engine, workers) = (options.engine, options.workers);
     // Before the target is touched.

@@ -308,11 +308,11 @@ impl NewFiles {
     }
 
     /// Whether the image reads as zeroes when it was begun. One that shows its file does not on a
-    /// device, or if that is kept, and an encrypted one never does.
+    /// device, or if that is kept. A [`Target::New`] tells itself.
     pub fn reads_as_zeroes(&self) -> bool {
         let data = self.others.first().unwrap_or(&self.file);
         let is_zero = !data.storage().is_device() && !data.is_kept();
-        !self.plan.is_filled_whole() && (is_zero || !self.plan.shows_file())
+        is_zero || !self.plan.shows_file()
     }
 
     /// Whether the file of the image is a device that is too short for a raw image.

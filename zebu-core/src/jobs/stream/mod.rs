@@ -81,8 +81,10 @@ pub fn convert_stream<G: IntoControlFlow>(
         }
         _ => {}
     }
-    if target.reads_as_zeroes() || matches!(target, Target::Stream(_)) {
-        options.zero_from = Some(0);
+    match (target.reads_as_zeroes(), &target) {
+        (Some(is_zero), _) => options.zero_from = is_zero.then_some(0),
+        (None, Target::Stream(_)) => options.zero_from = Some(0),
+        (None, _) => {}
     }
     let (engine, workers) = (options.engine, options.workers);
     let (size, resize) = (stream.size(), stream_options.resize);
