@@ -6,14 +6,15 @@ use zebu_core::parts::drivers::structures::{
     FormatError, LUKS_HEADER_BYTES, LuksError, LuksHeader,
 };
 use zebu_core::parts::drivers::{
-    BoxFuture, CreateValues, Encryption, NewEncryption, OpenEncryption, refused,
+    BoxFuture, CreateValues, Encryption, NewEncryption, OpenEncryption,
 };
 use zebu_core::parts::filters::FilteredFile;
 use zebu_core::parts::storage::{self, Window};
 use zebu_core::{Result, Storage};
 
-use super::create::{Named, NewHeader};
-use super::{no_key, slots};
+use super::header::NewHeader;
+use super::options::Named;
+use super::{failed, no_key, slots};
 use crate::Encrypted;
 
 /// What the names of its options begin with.
@@ -48,7 +49,7 @@ async fn open(request: OpenEncryption<'_>) -> Result<Arc<dyn Storage>> {
     let header = LuksHeader::decode(&bytes).map_err(FormatError::from)?;
     let secret = (request.key)()?.ok_or_else(|| no_key(PREFIX))?;
     let key = slots::find_key(queue, &inside, &header, &secret, request.is_untrusted).await?;
-    let cipher = key.cipher(&header).map_err(|e| refused(e.to_string()))?;
+    let cipher = key.cipher(&header).map_err(failed)?;
     let filter = Arc::new(Encrypted::new(cipher, 0));
     Ok(Arc::new(FilteredFile::with_gaps(filter, request.data)))
 }

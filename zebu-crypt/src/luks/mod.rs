@@ -2,14 +2,16 @@
 //! payload of encrypted sectors, which is the disk. LUKS1 On-Disk Format Specification.
 //!
 //! - `slots`: the slots of an open container: finding the key, counting what that costs;
-//! - `create`: new containers; `cost`: how often a hash is iterated;
+//! - `options`, `header`, `create`: new containers; `cost`: how often a hash is iterated;
 //! - `inside`: the same header inside images of other formats.
 //!
 //! The disk is a raw image over the file with a filter that encrypts ([`Encrypted`]).
 
 mod cost;
 mod create;
+mod header;
 mod inside;
+mod options;
 mod slots;
 
 use std::any::Any;
@@ -26,13 +28,13 @@ use zebu_core::parts::offset::HostOffset;
 use zebu_core::parts::storage::{self, Iov, LockRequest};
 use zebu_core::{Result, Storage};
 
-use crate::Encrypted;
+use crate::{CryptError, Encrypted};
 pub use inside::InImage;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
     is_writable: true,
-    create_options: Some(&create::CREATE_OPTIONS),
+    create_options: Some(&options::CREATE_OPTIONS),
     plan: Some(create::plan),
     open_options: &["key-secret"],
     locks: [LockRequest::RAW_READ, LockRequest::RAW_WRITE],
@@ -61,6 +63,10 @@ impl Luks {
             false => Err(no_key("")),
         }
     }
+}
+
+fn failed(error: CryptError) -> zebu_core::Error {
+    refused(error.to_string())
 }
 
 fn probe(head: &[u8]) -> bool {
@@ -99,7 +105,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let file: Arc<dyn Storage> = match key {
         None => file,
         Some(key) => {
-            let cipher = key.cipher(&header).map_err(|e| refused(e.to_string()))?;
+            let cipher = key.cipher(&header).map_err(failed)?;
             let filter = Arc::new(Encrypted::new(cipher, start));
             Arc::new(FilteredFile::new(filter, file))
         }
