@@ -29,6 +29,10 @@ impl MasterKey {
         MasterKey(Zeroizing::new(bytes))
     }
 
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Its digest, as the header keeps it to recognise the key.
     ///
     /// # Errors
@@ -105,6 +109,6 @@ pub fn protect(
 }
 
 /// In a time that does not depend on where they differ.
-fn is_equal(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn is_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }

@@ -4,6 +4,7 @@
 //! - `blocks`: block ciphers; `sectors`: their modes; `hash`: hashes, and keys of passphrases
 //! - `split`: how a key is spread over the disk; `keys`: the slots of a header, each with the master key
 //! - `luks/`: containers as an image format, over [`Encrypted`]
+//! - [`luks2`]: containers of version 2: their header, slots, changes and new ones
 //!
 //! Nothing here is part of the API of `zebu` but what `block` has.
 #![deny(unsafe_code)]
@@ -12,6 +13,7 @@ mod blocks;
 mod hash;
 mod keys;
 mod luks;
+pub mod luks2;
 mod sectors;
 mod split;
 

@@ -22,6 +22,8 @@ pub struct Sectors {
     iv: Iv,
     /// The bytes of a sector.
     size: usize,
+    /// What is added to the numbers of the initialisation vectors.
+    start: u64,
 }
 
 enum Mode {
@@ -88,12 +90,23 @@ impl Sectors {
             mode,
             iv,
             size,
+            start: 0,
         })
+    }
+
+    /// The same, but `number` is that of the first sector, in units of 512 bytes whatever the size of a sector is.
+    #[must_use]
+    pub fn starting_at(self, number: u64) -> Self {
+        Sectors {
+            start: number,
+            ..self
+        }
     }
 
     /// The initialisation vector of a sector; as many of its bytes count as a block has.
     fn iv(&self, sector: u64) -> [u8; LARGEST] {
         let number = sector.wrapping_mul((self.size / UNIT) as u64);
+        let number = number.wrapping_add(self.start);
         let number = match self.iv {
             Iv::Plain => number & 0xffff_ffff,
             Iv::Plain64 | Iv::Essiv(_) => number,
